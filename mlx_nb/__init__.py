@@ -1,0 +1,75 @@
+"""Language models on MLX inside the notebook kernel.
+
+Names load when they are first used, so that importing the package costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "AsyncEngineCore": ".engine.async_core",
+    "CacheMismatchError": ".errors",
+    "EngineBusy": ".errors",
+    "EngineConfig": ".config",
+    "EngineCore": ".engine.core",
+    "EngineNotStarted": ".errors",
+    "EngineStopped": ".errors",
+    "GenerationOutput": ".outputs",
+    "LoadProgress": ".outputs",
+    "MlxNbError": ".errors",
+    "ModelLoadError": ".errors",
+    "ModelOwnershipError": ".errors",
+    "RequestError": ".errors",
+    "RequestOutput": ".outputs",
+    "RequestStatus": ".request",
+    "SamplingParams": ".sampling",
+    "SchedulerConfig": ".config",
+    "TemplateError": ".errors",
+    "TokenLogprob": ".outputs",
+    "UnknownModelError": ".errors",
+    "load_ipython_extension": ".notebook.extension",
+    "unload_ipython_extension": ".notebook.extension",
+}
+
+__all__ = sorted([*_HOMES, "__version__"])
+
+if TYPE_CHECKING:
+    from .config import EngineConfig as EngineConfig
+    from .config import SchedulerConfig as SchedulerConfig
+    from .engine.async_core import AsyncEngineCore as AsyncEngineCore
+    from .engine.core import EngineCore as EngineCore
+    from .errors import CacheMismatchError as CacheMismatchError
+    from .errors import EngineBusy as EngineBusy
+    from .errors import EngineNotStarted as EngineNotStarted
+    from .errors import EngineStopped as EngineStopped
+    from .errors import MlxNbError as MlxNbError
+    from .errors import ModelLoadError as ModelLoadError
+    from .errors import ModelOwnershipError as ModelOwnershipError
+    from .errors import RequestError as RequestError
+    from .errors import TemplateError as TemplateError
+    from .errors import UnknownModelError as UnknownModelError
+    from .notebook.extension import load_ipython_extension as load_ipython_extension
+    from .notebook.extension import unload_ipython_extension as unload_ipython_extension
+    from .outputs import GenerationOutput as GenerationOutput
+    from .outputs import LoadProgress as LoadProgress
+    from .outputs import RequestOutput as RequestOutput
+    from .outputs import TokenLogprob as TokenLogprob
+    from .request import RequestStatus as RequestStatus
+    from .sampling import SamplingParams as SamplingParams
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(home, __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

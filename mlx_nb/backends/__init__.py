@@ -1,0 +1,1 @@
+"""Where tokens are made: one backend behind the Protocol of `base`, and everything that touches MLX."""

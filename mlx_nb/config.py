@@ -1,0 +1,108 @@
+"""What an engine is told once, when it is made. Validated on construction, never mutated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .validation import between, choice, flag, integer, number
+
+__all__ = ["EngineConfig", "SchedulerConfig"]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """How requests are admitted, batched and cached.
+
+    Parameters
+    ----------
+    max_num_seqs, completion_batch_size : int
+        Rows that run at once: the smaller of the two.
+    max_num_batched_tokens : int
+        Prompt tokens admitted to prefill together; a longer prompt is admitted alone.
+    prefill_batch_size : int
+        Prompts prefilled together.
+    prefill_step_size : int
+        Upper bound of a prefill chunk, in tokens a row. The chunk adapts so that one takes about 0.5 s at most.
+    policy : {"fcfs", "priority"}
+        Order of admission. With "priority" a lower ``priority`` of a request goes first.
+    enable_prefix_cache : bool
+        Keep the KV state of finished requests for prompts that begin alike.
+    cache_memory_mb, cache_memory_percent : float
+        Budget of the prefix cache: MiB, or else a share (0 to 1) of the memory limit.
+    kv_cache_quantization, kv_cache_quantization_bits, kv_cache_quantization_group_size
+        Quantise stored prefixes (lossy: text after a cache hit may differ).
+    max_kv_size : int
+        Bound of a row's KV cache in tokens; 0 means none.
+    """
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    prefill_batch_size: int = 8
+    completion_batch_size: int = 32
+    prefill_step_size: int = 2048
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    enable_prefix_cache: bool = True
+    cache_memory_mb: float | None = None
+    cache_memory_percent: float = 0.20
+    kv_cache_quantization: bool = False
+    kv_cache_quantization_bits: int = 8
+    kv_cache_quantization_group_size: int = 64
+    max_kv_size: int = 0
+
+    def __post_init__(self) -> None:
+        for name in (
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "prefill_batch_size",
+            "completion_batch_size",
+            "prefill_step_size",
+        ):
+            integer(name, getattr(self, name), low=1)
+        choice("policy", self.policy, ("fcfs", "priority"))
+        flag("enable_prefix_cache", self.enable_prefix_cache)
+        if self.cache_memory_mb is not None:
+            number("cache_memory_mb", self.cache_memory_mb, low=0)
+        between("cache_memory_percent", self.cache_memory_percent, 0, 1)
+        flag("kv_cache_quantization", self.kv_cache_quantization)
+        choice("kv_cache_quantization_bits", self.kv_cache_quantization_bits, (2, 3, 4, 6, 8))
+        choice("kv_cache_quantization_group_size", self.kv_cache_quantization_group_size, (32, 64, 128))
+        integer("max_kv_size", self.max_kv_size, low=0)
+
+    @property
+    def max_running(self) -> int:
+        """Rows that may run at once."""
+        return min(self.max_num_seqs, self.completion_batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How an engine runs.
+
+    Parameters
+    ----------
+    model_name : str
+        Shown in statistics and messages.
+    scheduler_config : SchedulerConfig, optional
+    step_interval : float
+        Seconds; outputs of steps closer together than this reach an event loop in one wake-up.
+    stream_interval : int
+        Tokens per streamed delta. The last delta is always sent.
+    gpu_memory_utilization : float
+        Share (0 to 1] of the device's memory that model, KV and caches may use.
+    """
+
+    model_name: str = ""
+    scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    step_interval: float = 0.001
+    stream_interval: int = 1
+    gpu_memory_utilization: float = 0.9
+
+    def __post_init__(self) -> None:
+        if self.scheduler_config is None:
+            object.__setattr__(self, "scheduler_config", SchedulerConfig())
+        if not isinstance(self.scheduler_config, SchedulerConfig):
+            raise ValueError("scheduler_config must be a SchedulerConfig or None")
+        number("step_interval", self.step_interval, low=0)
+        integer("stream_interval", self.stream_interval, low=1)
+        between("gpu_memory_utilization", self.gpu_memory_utilization, 0.01, 1)

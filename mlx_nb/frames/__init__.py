@@ -1,0 +1,1 @@
+"""A prompt over a DataFrame column."""

@@ -1,0 +1,1 @@
+"""Magics, and how they stream into a cell."""

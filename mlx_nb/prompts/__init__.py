@@ -1,0 +1,1 @@
+"""From messages and templates to tokens."""

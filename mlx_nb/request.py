@@ -1,0 +1,59 @@
+"""A request as the engine holds it, and the states it goes through."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from .sampling import SamplingParams
+
+__all__ = ["Request", "RequestStatus"]
+
+
+class RequestStatus(enum.Enum):
+    """Where a request is in its life. Only the finished states are final."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED_STOPPED = "stop"
+    FINISHED_LENGTH_CAPPED = "length"
+    FINISHED_ABORTED = "abort"
+    FINISHED_ERROR = "error"
+
+    def is_finished(self) -> bool:
+        """Whether nothing more will come."""
+        return self not in (RequestStatus.WAITING, RequestStatus.RUNNING, RequestStatus.PREEMPTED)
+
+    def get_finish_reason(self) -> str | None:
+        """``"stop"``, ``"length"``, ``"abort"`` or ``"error"``; None while live."""
+        return self.value if self.is_finished() else None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One prompt and what is to be made of it. Fixed once submitted; the engine keeps progress elsewhere.
+
+    Attributes
+    ----------
+    prompt_token_ids : list of int
+    prefix_boundary : int
+        Tokens of the prompt that later requests will share; the prefix cache checkpoints there.
+    priority : int
+        Lower goes first under the "priority" policy.
+    seed : int
+        The seed in use, drawn when the parameters name none.
+    arrival : float
+        ``time.monotonic()`` of submission.
+    preview : str
+        First words of the prompt, for people.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    arrival: float
+    prefix_boundary: int = 0
+    priority: int = 0
+    preview: str = field(default="", repr=False)

@@ -1,0 +1,159 @@
+"""What a request asks of its tokens: length, randomness, penalties, constraints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from .validation import between, flag, integer, number
+
+__all__ = ["LogitsProcessor", "SamplingParams"]
+
+LogitsProcessor = Callable[[Any, Any], Any]
+"""``processor(tokens, logits) -> logits``: an int array of the row's tokens so far (prompt and output) and its
+logits, shape (1, vocabulary), as in mlx-lm."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Parameters of one request; the order in which they act is: logit_bias, penalties, processors, temperature,
+    top_k, top_p, min_p, draw.
+
+    Parameters
+    ----------
+    max_tokens : int
+        Upper bound of new tokens; 0 gives an empty result.
+    temperature : float
+        0 is greedy.
+    top_p, top_k, min_p
+        Nucleus (0 to 1], candidates (0 means all), floor relative to the likeliest token [0, 1].
+    presence_penalty, frequency_penalty : float
+        -2 to 2, over the output only.
+    repetition_penalty : float
+        Above 0, 1 means none; over prompt and output.
+    repetition_window : int, optional
+        Last tokens that repetition_penalty looks at; None means all.
+    stop : str or sequence of str, optional
+        Texts that end the answer; never part of it.
+    stop_token_ids : sequence of int, optional
+        Tokens that end the answer, beside the model's own.
+    seed : int, optional
+        Same seed and prompt, same text, whatever runs beside it. None draws a fresh one.
+    logprobs : int, optional
+        Log-probabilities of the chosen token and of that many alternatives (0 to 64); the model's own, before
+        penalties and temperature.
+    logit_bias : mapping of int to float, optional
+        Added to the logits of those tokens.
+    schema, regex, choices, grammar
+        Structured output; at most one of them.
+    logits_processors : sequence of callable, optional
+        See `LogitsProcessor`. One that raises ends its own request only.
+    ignore_eos : bool
+        Go on to max_tokens.
+    thinking : bool, optional
+        Passed to the chat template; None leaves it to the template.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 0.7
+    top_p: float = 0.9
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    repetition_window: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    seed: int | None = None
+    logprobs: int | None = None
+    logit_bias: Mapping[int, float] | None = None
+    schema: Any = None
+    regex: str | None = None
+    choices: Sequence[str] | None = None
+    grammar: str | None = None
+    logits_processors: Sequence[LogitsProcessor] | None = None
+    ignore_eos: bool = False
+    thinking: bool | None = None
+
+    def __post_init__(self) -> None:
+        integer("max_tokens", self.max_tokens, low=0)
+        number("temperature", self.temperature, low=0)
+        if not 0 < number("top_p", self.top_p) <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
+        integer("top_k", self.top_k, low=0)
+        between("min_p", self.min_p, 0, 1)
+        between("presence_penalty", self.presence_penalty, -2, 2)
+        between("frequency_penalty", self.frequency_penalty, -2, 2)
+        if not number("repetition_penalty", self.repetition_penalty) > 0:
+            raise ValueError(f"repetition_penalty must be above 0, got {self.repetition_penalty}")
+        if self.repetition_window is not None:
+            integer("repetition_window", self.repetition_window, low=1)
+        if self.seed is not None:
+            integer("seed", self.seed, low=0, high=2**64 - 1)
+        if self.logprobs is not None:
+            integer("logprobs", self.logprobs, low=0, high=64)
+        flag("ignore_eos", self.ignore_eos)
+        if self.thinking is not None:
+            flag("thinking", self.thinking)
+        # Sequences are copied to tuples, so that what was validated can't change later.
+        self._set("stop", _stop_strings(self.stop))
+        self._set("stop_token_ids", tuple(integer("stop_token_ids", i, low=0) for i in self.stop_token_ids or ()))
+        self._set("logits_processors", _callables(self.logits_processors))
+        if self.logit_bias is not None:
+            self._set(
+                "logit_bias",
+                {
+                    integer("logit_bias token", k, low=0): number("logit_bias value", v)
+                    for k, v in self.logit_bias.items()
+                },
+            )
+        if self.choices is not None:
+            self._set("choices", _choices(self.choices))
+        given = [name for name in ("schema", "regex", "choices", "grammar") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} exclude each other; give one")
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is always taken."""
+        return self.temperature == 0
+
+    @property
+    def constraint(self) -> str | None:
+        """Name of the structured-output field in use, if any."""
+        return next((n for n in ("schema", "regex", "choices", "grammar") if getattr(self, n) is not None), None)
+
+    def but(self, **changes: Any) -> SamplingParams:
+        """Copy with some fields changed; an unknown name raises ValueError."""
+        known = {f.name for f in fields(self)}
+        for name in changes:
+            if name not in known:
+                raise ValueError(f"unknown sampling parameter {name!r}; known are {', '.join(sorted(known))}")
+        return replace(self, **changes)
+
+
+def _stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(isinstance(s, str) and s for s in strings):
+        raise ValueError(f"stop must be a non-empty text or several, got {stop!r}")
+    return strings
+
+
+def _callables(processors: Sequence[LogitsProcessor] | None) -> tuple[LogitsProcessor, ...]:
+    found = tuple(processors or ())
+    if not all(callable(p) for p in found):
+        raise ValueError("logits_processors must be functions of (tokens, logits)")
+    return found
+
+
+def _choices(choices: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(choices, str) or not choices or not all(isinstance(c, str) and c for c in choices):
+        raise ValueError(f"choices must be a list of non-empty texts, got {choices!r}")
+    return tuple(choices)

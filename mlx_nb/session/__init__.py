@@ -1,0 +1,1 @@
+"""Which model, which engine, which defaults."""
