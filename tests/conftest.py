@@ -1,0 +1,33 @@
+"""What every kind of test shares."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+MAC_BROWSERS = (
+    Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"),
+    Path("/Applications/Chromium.app/Contents/MacOS/Chromium"),
+)
+
+
+def installed_browser() -> str | None:
+    """Return the path of a Chromium on this computer, or None."""
+    on_path = [found for name in BROWSERS if (found := shutil.which(name))]
+    in_applications = [str(path) for path in MAC_BROWSERS if sys.platform == "darwin" and path.exists()]
+    return next(iter(on_path + in_applications), None)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Path of the browser that the tests drive; without one they are skipped, or fail where it is required."""
+    browser = installed_browser()
+    if browser is None:
+        missing = f"no browser on this computer (looked for {', '.join(BROWSERS)})"
+        if os.environ.get("MLX_NB_REQUIRE_BROWSER") == "1":
+            pytest.fail(missing)
+        pytest.skip(missing)
+    return browser
