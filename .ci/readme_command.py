@@ -1,4 +1,4 @@
-"""Print the shell command that README.md marks with `<!-- command: NAME -->`, so that CI runs what people are told to.
+"""Print the shell command that README.md marks with `<!-- command: NAME -->`: CI runs what people run.
 
 usage: python3 .ci/readme_command.py NAME
 """

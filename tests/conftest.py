@@ -23,7 +23,7 @@ def installed_browser() -> str | None:
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """Path of the browser that the tests drive; without one they are skipped, or fail where it is required."""
+    """Path of the browser to drive; without one the test is skipped, or fails where a browser is required."""
     browser = installed_browser()
     if browser is None:
         missing = f"no browser on this computer (looked for {', '.join(BROWSERS)})"
