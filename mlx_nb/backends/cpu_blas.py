@@ -1,0 +1,118 @@
+"""A fast BLAS for MLX on a Linux CPU, and whether MLX has a back end at all.
+
+MLX's CPU wheel brings the reference BLAS, about 4 GFLOP/s. Its matrix products are called by their plain names
+(``cblas_sgemm``), so a system OpenBLAS that is loaded for the whole process *before* MLX takes their place: 13 to 200
+GFLOP/s on two cores. `prepare` does that once a process and says in one log line what came of it. What is installed
+decides, not the platform's name alone: Metal and CUDA builds need none of this.
+
+This module never imports MLX.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.metadata
+import importlib.util
+import logging
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+__all__ = ["BlasReport", "prepare", "require_backend"]
+
+logger = logging.getLogger("mlx_nb")
+
+_GPU_BACKENDS = ("mlx-metal", "mlx-cuda-12", "mlx-cuda-13", "mlx-cuda")
+# Fedora's plain name is the serial build, so its threaded one goes first. Debian's plain name is whichever build
+# its alternatives point at.
+_LIBRARIES = ("libopenblasp.so.0", "libopenblas.so.0", "libopenblas.so")
+_HOW_TO = (
+    "install it for about 10x the speed (Debian, Ubuntu: apt install libopenblas0-pthread; "
+    "Fedora: dnf install openblas-threads), then restart Python"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BlasReport:
+    """What `prepare` found.
+
+    Attributes
+    ----------
+    status : {"loaded", "late", "missing", "not needed"}
+        "late": MLX was imported before, and keeps its own slow BLAS.
+    message : str
+        One line for people.
+    library : str or None
+        The file name that was loaded.
+    """
+
+    status: Literal["loaded", "late", "missing", "not needed"]
+    message: str
+    library: str | None = None
+
+
+@functools.cache
+def prepare() -> BlasReport:
+    """Load OpenBLAS if this process will run MLX on a Linux CPU; later calls return the first report."""
+    report = _prepare()
+    level = logging.WARNING if report.status in {"late", "missing"} else logging.INFO
+    logger.log(level, "%s", report.message)
+    return report
+
+
+def require_backend() -> None:
+    """Raise ImportError, saying which extra to install, when MLX on Linux has no back end."""
+    if sys.platform != "linux" or _backend_library() is not None:
+        return
+    raise ImportError(
+        "MLX has no back end on this machine: pip install 'mlx-nb[cpu]' "
+        "(or 'mlx-nb[cuda12]', 'mlx-nb[cuda13]' with an NVIDIA GPU)."
+    )
+
+
+def _prepare() -> BlasReport:
+    if sys.platform != "linux":
+        return BlasReport("not needed", "OpenBLAS isn't needed: this is not a Linux build of MLX.")
+    gpu = next((name for name in _GPU_BACKENDS if _installed(name)), None)
+    if gpu is not None:
+        return BlasReport("not needed", f"OpenBLAS isn't needed: {gpu} is installed.")
+    if _preloaded():
+        return BlasReport("loaded", "MLX uses the OpenBLAS that this process had already loaded.")
+    if "mlx.core" in sys.modules:
+        return BlasReport(
+            "late",
+            "MLX was imported before mlx_nb and stays on its slow BLAS: "
+            "restart Python and start the engine before anything imports mlx.",
+        )
+    for name in _LIBRARIES:
+        try:
+            ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+        except OSError:
+            continue
+        return BlasReport("loaded", f"MLX uses the system's OpenBLAS ({name}).", library=name)
+    return BlasReport("missing", f"No OpenBLAS found, so MLX is slow on this CPU: {_HOW_TO}.")
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _preloaded() -> bool:
+    """Whether OpenBLAS is already among the process's global symbols (LD_PRELOAD, or another loader)."""
+    return hasattr(ctypes.CDLL(None), "openblas_get_config")
+
+
+def _backend_library() -> Path | None:
+    """MLX's shared library, which comes with a back end and not with the ``mlx`` package itself."""
+    spec = importlib.util.find_spec("mlx")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        library = Path(folder) / "lib" / "libmlx.so"
+        if library.exists():
+            return library
+    return None
