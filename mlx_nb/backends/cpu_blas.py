@@ -1,9 +1,9 @@
 """A fast BLAS for MLX on a Linux CPU, and whether MLX has a back end at all.
 
-MLX's CPU wheel brings the reference BLAS, about 4 GFLOP/s. Its matrix products are called by their plain names
-(``cblas_sgemm``), so a system OpenBLAS that is loaded for the whole process *before* MLX takes their place: 13 to 200
-GFLOP/s on two cores. `prepare` does that once a process and says in one log line what came of it. What is installed
-decides, not the platform's name alone: Metal and CUDA builds need none of this.
+MLX's CPU wheel brings the reference BLAS, about 4 GFLOP/s. It calls matrix products by their plain names
+(``cblas_sgemm``), so a system OpenBLAS that is loaded for the whole process *before* MLX takes their place:
+13 to 200 GFLOP/s on two cores. `prepare` does that once a process and says in one log line what came of it.
+What is installed decides, not the platform's name alone: Metal and CUDA builds need none of this.
 
 This module never imports MLX.
 """
@@ -25,8 +25,8 @@ __all__ = ["BlasReport", "prepare", "require_backend"]
 logger = logging.getLogger("mlx_nb")
 
 _GPU_BACKENDS = ("mlx-metal", "mlx-cuda-12", "mlx-cuda-13", "mlx-cuda")
-# Fedora's plain name is the serial build, so its threaded one goes first. Debian's plain name is whichever build
-# its alternatives point at.
+# Fedora's plain name is the serial build, so its threaded one goes first. Debian's plain name is whichever
+# build its alternatives point at.
 _LIBRARIES = ("libopenblasp.so.0", "libopenblas.so.0", "libopenblas.so")
 _HOW_TO = (
     "install it for about 10x the speed (Debian, Ubuntu: apt install libopenblas0-pthread; "

@@ -1,13 +1,14 @@
 """A folder of weights to a model that is ready to step, on the thread that will step it.
 
-Owns the precision policy (checkpoint precision on Metal and CUDA; float32 where half precision is emulated), the
-fingerprint that saved caches carry, and the translation of every way a folder can be broken into one line. It
-refuses to fetch anything: paths only.
+Owns the precision policy (checkpoint precision on Metal and CUDA; float32 where half precision is emulated),
+the fingerprint that saved caches carry, and the translation of every way a folder can be broken into one
+line. It refuses to fetch anything: paths only.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import logging
 from collections import Counter
@@ -22,7 +23,7 @@ from . import cpu_blas
 
 if TYPE_CHECKING:
     import mlx.core as mx
-    import mlx.nn as nn
+    from mlx import nn
 
 __all__ = ["LoadedModel", "content_key", "evaluate", "half_precision_is_emulated", "load"]
 
@@ -90,7 +91,7 @@ def load(
         One line that says what is wrong with the folder and what to do; the original is its cause.
     """
     path = Path(path).expanduser()
-    report = on_progress or (lambda progress: None)
+    report = on_progress or (lambda _: None)
     _check_folder(path)
     _check_adapter(adapter_path)
     _prepare_mlx()
@@ -108,7 +109,9 @@ def load(
     try:
         evaluate(model)
     except (RuntimeError, ValueError) as error:
-        raise ModelLoadError(f"The weights in {path} can't be read: {_line(error)}. Fetch it again.") from error
+        raise ModelLoadError(
+            f"The weights in {path} can't be read: {_line(error)}. Fetch it again."
+        ) from error
     tokenizer = _read_tokenizer(path, config, trust_remote_code)
 
     precision = _precision(model)
@@ -151,8 +154,8 @@ def half_precision_is_emulated() -> bool:
 def content_key(*files: Path) -> str:
     """Hash of files by size and content, without reading gigabytes.
 
-    Small files are read whole; of large ones the beginning (in a weights file, the header that lists its tensors),
-    the end and evenly spread samples. Names, places and dates don't count.
+    Small files are read whole; of large ones the beginning (in a weights file, the header that lists its
+    tensors), the end and evenly spread samples. Names, places and dates don't count.
     """
     digest = hashlib.sha256()
     for file in files:
@@ -181,7 +184,9 @@ def _prepare_mlx() -> None:
 
 def _check_folder(path: Path) -> None:
     if not path.is_dir():
-        raise ModelLoadError(f"There is no folder {path}: give a folder with config.json and safetensors files.")
+        raise ModelLoadError(
+            f"There is no folder {path}: give a folder with config.json and safetensors files."
+        )
     weights = sorted(path.glob("model*.safetensors"))
     if not (path / "config.json").exists():
         hint = _other_format(path) or "is it the right folder?"
@@ -192,12 +197,18 @@ def _check_folder(path: Path) -> None:
     for file in weights:
         with file.open("rb") as stream:
             if stream.read(24).startswith(b"version https://git-lfs"):
-                raise ModelLoadError(f"{file} is a Git LFS pointer, not weights: run `git lfs pull` in {path}.")
+                raise ModelLoadError(
+                    f"{file} is a Git LFS pointer, not weights: run `git lfs pull` in {path}."
+                )
     missing = [name for name in _listed_shards(path) if not (path / name).exists()]
     if missing:
-        raise ModelLoadError(f"{path} lacks {len(missing)} of its weights files ({missing[0]}): fetch it again.")
+        raise ModelLoadError(
+            f"{path} lacks {len(missing)} of its weights files ({missing[0]}): fetch it again."
+        )
     if not any((path / name).exists() for name in _TOKENIZER_FILES):
-        raise ModelLoadError(f"{path} has no tokenizer ({', '.join(_TOKENIZER_FILES)}): fetch the model again.")
+        raise ModelLoadError(
+            f"{path} has no tokenizer ({', '.join(_TOKENIZER_FILES)}): fetch the model again."
+        )
 
 
 def _other_format(path: Path) -> str | None:
@@ -235,7 +246,9 @@ def _read_model(path: Path, trust_remote_code: bool) -> tuple[nn.Module, dict[st
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
         model_type = config["model_type"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ModelLoadError(f"{path / 'config.json'} is damaged ({_line(error)}): fetch it again.") from error
+        raise ModelLoadError(
+            f"{path / 'config.json'} is damaged ({_line(error)}): fetch it again."
+        ) from error
     try:
         # Lazily: what the precision policy throws away is then never held in memory as a whole.
         model, config = load_model(path, lazy=True, trust_remote_code=trust_remote_code)
@@ -243,7 +256,8 @@ def _read_model(path: Path, trust_remote_code: bool) -> tuple[nn.Module, dict[st
         if "model_file" in config and not trust_remote_code:
             problem = "runs Python code of its own: load it with trust_remote_code=True if you trust it"
         elif isinstance(error, ValueError) and "not supported" in str(error):
-            problem = f"is of type {model_type!r}, which mlx-lm {mlx_lm.__version__} doesn't know: choose another model"
+            known = f"mlx-lm {mlx_lm.__version__}"
+            problem = f"is of type {model_type!r}, which {known} doesn't know: choose another model"
         elif isinstance(error, ValueError) and "parameters" in str(error):
             problem = f"has weights that don't fit its config.json ({_line(error)}): fetch it again"
         else:
@@ -260,7 +274,9 @@ def _read_tokenizer(path: Path, config: dict[str, Any], trust_remote_code: bool)
             path, {"trust_remote_code": trust_remote_code}, eos_token_ids=config.get("eos_token_id")
         )
     except Exception as error:
-        raise ModelLoadError(f"The tokenizer in {path} can't be read ({_line(error)}): fetch it again.") from error
+        raise ModelLoadError(
+            f"The tokenizer in {path} can't be read ({_line(error)}): fetch it again."
+        ) from error
 
 
 def _apply_adapter(model: nn.Module, folder: Path) -> nn.Module:
@@ -296,7 +312,9 @@ def _to_float32(model: nn.Module) -> list[str]:
     model.set_dtype(mx.float32)
     if before == "float32":
         return []
-    note = f"{before} weights became float32: this CPU emulates half precision and is slow on quantised weights"
+    note = (
+        f"{before} weights became float32: this CPU emulates half precision and is slow on quantised weights"
+    )
     logger.info("%s.", note)
     return [note]
 
@@ -334,14 +352,20 @@ def _context_length(config: dict[str, Any]) -> int | None:
 def _backend() -> str:
     import mlx.core as mx
 
-    version = f"MLX {mx.__version__}"
+    version = f"MLX {importlib.metadata.version('mlx')}"
     if not half_precision_is_emulated():
         return f"{version}, {'Metal' if mx.metal.is_available() else 'CUDA'}"
     return f"{version}, CPU + OpenBLAS" if cpu_blas.prepare().status == "loaded" else f"{version}, CPU"
 
 
 def _fingerprint(path: Path, adapter_path: str | Path | None, precision: str) -> str:
-    names = {"config.json", "tokenizer_config.json", "special_tokens_map.json", *_TOKENIZER_FILES, "merges.txt"}
+    names = {
+        "config.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        *_TOKENIZER_FILES,
+        "merges.txt",
+    }
     files = [path / name for name in sorted(names) if (path / name).exists()]
     files += sorted(path.glob("model*.safetensors"))
     if adapter_path is not None:
