@@ -1,0 +1,22 @@
+// Bundles each widget into mlx_nb/static. The result is committed: a rebuild must give the same bytes.
+import { build } from "esbuild";
+import { fileURLToPath } from "node:url";
+
+const note = "Built by js/build.mjs; do not edit.";
+
+await build({
+  absWorkingDir: fileURLToPath(new URL(".", import.meta.url)),
+  entryPoints: [
+    { in: "src/monitor/index.ts", out: "monitor" },
+    { in: "src/styles/monitor.css", out: "monitor" },
+  ],
+  outdir: "../mlx_nb/static",
+  bundle: true,
+  format: "esm",
+  target: "es2022",
+  minify: true,
+  charset: "utf8",
+  legalComments: "none",
+  banner: { js: `// ${note}`, css: `/* ${note} */` },
+  logLevel: "info",
+});

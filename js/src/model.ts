@@ -1,0 +1,13 @@
+// The part of a widget model that our views use: what anywidget hands to render().
+
+export interface Model<Traits> {
+  get<Name extends keyof Traits & string>(name: Name): Traits[Name];
+  on(event: string, callback: () => void): void;
+  off(event: string, callback: () => void): void;
+  send(message: unknown): void;
+}
+
+export interface RenderProps<Traits> {
+  model: Model<Traits>;
+  el: HTMLElement;
+}

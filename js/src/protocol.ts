@@ -1,0 +1,94 @@
+// What the widgets and the browser say to each other. Mirrors mlx_nb/widgets/protocol.py name by name;
+// test/fixtures/protocol.json is checked by both sides.
+
+export type MonitorState = "loading" | "running" | "idle" | "stopped" | "error";
+export type RequestPhase = "waiting" | "prefill" | "decode";
+export type Command = "abort_all" | "clear_cache" | "stop";
+
+export const HISTORY_SECONDS = 120;
+
+export interface EngineBand {
+  state: MonitorState;
+  model: string;
+  precision: string;
+  backend: string;
+  failure: string | null;
+  command: string;
+  notice: string | null;
+}
+
+export interface LoadBand {
+  decode: number;
+  prefill: number;
+  running: number;
+  waiting: number;
+  finished: number;
+  slots: number | null;
+}
+
+export interface HistoryBand {
+  decode: (number | null)[];
+  prefill: (number | null)[];
+  decode_peak: number;
+  prefill_peak: number;
+}
+
+export interface MemoryBand {
+  weights: number | null;
+  kv: number | null;
+  prefix: number | null;
+  other: number | null;
+  pool: number | null;
+  limit: number | null;
+}
+
+export interface PrefixBand {
+  enabled: boolean;
+  entries: number;
+  bytes: number | null;
+  hit_rate: number | null;
+  tokens_saved: number;
+}
+
+export interface RequestRow {
+  id: string;
+  prompt: string;
+}
+
+export interface RequestProgress {
+  phase: RequestPhase;
+  done: number;
+  total: number;
+  rate: number | null;
+  elapsed: number;
+  cached: number;
+}
+
+export interface MonitorTraits {
+  engine: EngineBand;
+  load: LoadBand;
+  history: HistoryBand;
+  memory: MemoryBand;
+  prefix: PrefixBand;
+  rows: RequestRow[];
+  progress: RequestProgress[];
+  hidden_requests: number;
+}
+
+export interface ViewChange {
+  kind: "view";
+  view: string;
+  open: boolean;
+}
+
+export interface Abort {
+  kind: "abort";
+  request_id: string;
+}
+
+export interface EngineCommand {
+  kind: "command";
+  command: Command;
+}
+
+export type Message = ViewChange | Abort | EngineCommand;

@@ -1,0 +1,54 @@
+// The fixture both sides check, typed as the protocol says, and a model that plays the Python side.
+import raw from "./fixtures/protocol.json";
+import type { Model } from "../src/model";
+import type { Message, MonitorTraits } from "../src/protocol";
+
+/** The protocol as JSON knows it: without literal types. */
+type Json<T> = T extends string
+  ? string
+  : T extends readonly (infer Item)[]
+    ? Json<Item>[]
+    : T extends object
+      ? { [Key in keyof T]: Json<T[Key]> }
+      : T;
+
+// Fails to compile when a field of the protocol is missing from the fixture, or has another type there.
+raw.traits satisfies Json<MonitorTraits>;
+raw.messages satisfies Json<Record<string, Message>>;
+
+export const fixture = raw as unknown as {
+  traits: MonitorTraits;
+  messages: Record<"view" | "abort" | "abort_all" | "clear_cache" | "stop", Message>;
+};
+
+export class FakeModel implements Model<MonitorTraits> {
+  readonly sent: Message[] = [];
+  private readonly listeners = new Set<() => void>();
+
+  constructor(private traits: MonitorTraits = structuredClone(fixture.traits)) {}
+
+  get<Name extends keyof MonitorTraits>(name: Name): MonitorTraits[Name] {
+    return this.traits[name];
+  }
+
+  set(changes: Partial<MonitorTraits>): void {
+    this.traits = { ...this.traits, ...changes };
+    for (const listener of [...this.listeners]) listener();
+  }
+
+  on(event: string, callback: () => void): void {
+    if (event === "change") this.listeners.add(callback);
+  }
+
+  off(event: string, callback: () => void): void {
+    if (event === "change") this.listeners.delete(callback);
+  }
+
+  send(message: unknown): void {
+    this.sent.push(message as Message);
+  }
+
+  get listening(): number {
+    return this.listeners.size;
+  }
+}

@@ -1,0 +1,28 @@
+import { expect, test } from "vitest";
+import { bytes, duration, percent, rate } from "../src/format";
+
+test.each([
+  [null, "–"],
+  [0, "0.0"],
+  [61.83, "61.8"],
+  [1842.2, "1,842"],
+])("rate %s", (value, shown) => expect(rate(value)).toBe(shown));
+
+test.each([
+  [null, "–"],
+  [0, "0 MB"],
+  [310_000_000, "310 MB"],
+  [4_600_000_000, "4.6 GB"],
+])("bytes %s", (value, shown) => expect(bytes(value)).toBe(shown));
+
+test.each([
+  [0.44, "0.4 s"],
+  [99.9, "99.9 s"],
+  [125, "2 m 05 s"],
+  [7260, "2 h 01 m"],
+])("duration %s", (value, shown) => expect(duration(value)).toBe(shown));
+
+test.each([
+  [null, "–"],
+  [0.68, "68 %"],
+])("percent %s", (value, shown) => expect(percent(value)).toBe(shown));

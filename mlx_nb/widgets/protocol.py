@@ -1,0 +1,146 @@
+"""What the widgets and the browser say to each other; js/src/protocol.ts mirrors it name by name.
+
+Owns the wire types and the check of what arrives from the browser. State travels as synced traits, one for
+each band of the monitor, so that only the bands that changed are sent; commands travel as custom messages.
+Knows nothing of engines, traitlets or HTML. `js/test/fixtures/protocol.json` is checked by both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypedDict
+
+MonitorState = Literal["loading", "running", "idle", "stopped", "error"]
+RequestPhase = Literal["waiting", "prefill", "decode"]
+Command = Literal["abort_all", "clear_cache", "stop"]
+
+HISTORY_SECONDS = 120
+"""Samples of a sparkline, one a second."""
+
+MAX_ROWS = 100
+"""Requests listed; the others are only counted, so that a message stays small."""
+
+
+class EngineBand(TypedDict):
+    """Who runs, and what to do when nothing does."""
+
+    state: MonitorState
+    model: str
+    precision: str
+    backend: str
+    failure: str | None
+    command: str
+    notice: str | None
+
+
+class LoadBand(TypedDict):
+    """Tokens a second and counts; `slots` is how many rows run at once, None when unknown."""
+
+    decode: float
+    prefill: float
+    running: int
+    waiting: int
+    finished: int
+    slots: int | None
+
+
+class HistoryBand(TypedDict):
+    """Oldest sample first; None for a second nobody looked. The peaks are of the widget's whole life."""
+
+    decode: list[float | None]
+    prefill: list[float | None]
+    decode_peak: float
+    prefill_peak: float
+
+
+class MemoryBand(TypedDict):
+    """Bytes; None when the engine does not know. `other` is active memory that has no better name."""
+
+    weights: int | None
+    kv: int | None
+    prefix: int | None
+    other: int | None
+    pool: int | None
+    limit: int | None
+
+
+class PrefixBand(TypedDict):
+    """The prefix cache; `hit_rate` is a fraction, None before the first lookup."""
+
+    enabled: bool
+    entries: int
+    bytes: int | None
+    hit_rate: float | None
+    tokens_saved: int
+
+
+class RequestRow(TypedDict):
+    """What stays the same while a request lives."""
+
+    id: str
+    prompt: str
+
+
+class RequestProgress(TypedDict):
+    """What moves; one for each row of RequestsBand.rows, in the same order."""
+
+    phase: RequestPhase
+    done: int
+    total: int
+    rate: float | None
+    elapsed: float
+    cached: int
+
+
+class MonitorTraits(TypedDict):
+    """Every synced trait of the monitor; `hidden_requests` counts those beyond MAX_ROWS."""
+
+    engine: EngineBand
+    load: LoadBand
+    history: HistoryBand
+    memory: MemoryBand
+    prefix: PrefixBand
+    rows: list[RequestRow]
+    progress: list[RequestProgress]
+    hidden_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class ViewChange:
+    """A view can be seen (`open`), or no longer."""
+
+    view: str
+    open: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The abort button of one request."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCommand:
+    """A button that concerns the whole engine."""
+
+    command: Command
+
+
+Message = ViewChange | Abort | EngineCommand
+
+_COMMANDS: Mapping[object, Command] = {"abort_all": "abort_all", "clear_cache": "clear_cache", "stop": "stop"}
+
+
+def parse_message(content: object) -> Message | None:
+    """Return what the browser asked for, or None when it is nothing this version knows."""
+    match content:
+        case {"kind": "view", "view": str(view), "open": bool(is_open)} if view:
+            return ViewChange(view, is_open)
+        case {"kind": "abort", "request_id": str(request_id)}:
+            return Abort(request_id)
+        case {"kind": "command", "command": str(name)} if name in _COMMANDS:
+            return EngineCommand(_COMMANDS[name])
+        case _:
+            return None

@@ -1,0 +1,222 @@
+"""Reads an engine for the monitor: statistics in, wire bands out.
+
+Owns what the monitor may ask of an engine (`Monitored`) and how its numbers are rounded: to what a reader can
+see, so that a change nobody would notice is not sent. Starts nothing and keeps nothing.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypedDict
+
+from .protocol import (
+    MAX_ROWS,
+    EngineBand,
+    LoadBand,
+    MemoryBand,
+    MonitorState,
+    PrefixBand,
+    RequestPhase,
+    RequestProgress,
+    RequestRow,
+)
+
+_BYTES_STEP = 1_000_000
+_PROMPT_CHARACTERS = 120
+_PHASES: Mapping[str, RequestPhase] = {"waiting": "waiting", "queued": "waiting", "prefill": "prefill"}
+
+
+class Monitored(Protocol):
+    """What the monitor needs of an engine; every member may be used from any thread and returns at once.
+
+    `get_stats()` holds the names of the engine's statistics and, for the monitor, `max_running` (rows that
+    run at once), in `memory` also `weights`, `kv` and `prefix` (bytes), and in each row of `requests` a
+    `prompt_preview`. `generation_tps` and `prompt_tps` are rates of the last moments, 0 when nothing runs.
+    A row's `progress` is the fraction of its phase that is done.
+    """
+
+    @property
+    def model_name(self) -> str:
+        """The name a person would type to start the engine again."""
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """`precision` ("4-bit", "float32", …) and `backend` ("MLX 0.32, Metal", …)."""
+
+    @property
+    def state(self) -> str:
+        """One of loading, running, stopped, failed."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine failed, in one line."""
+
+    def get_stats(self) -> dict[str, Any]:
+        """Return the statistics of this moment."""
+
+    def get_cache_stats(self) -> dict[str, Any] | None:
+        """Return the prefix cache's counters, or None without a cache."""
+
+    def abort(self, request_id: str) -> bool:
+        """Ask for the end of one request; True if it was live."""
+
+    def abort_all(self) -> int:
+        """Ask for the end of every request; return how many there were."""
+
+    def clear_prefix_cache(self) -> None:
+        """Drop the stored prefixes."""
+
+    def stop_soon(self) -> None:
+        """Ask the engine to stop, without waiting for it."""
+
+
+class Reading(TypedDict):
+    """Everything the monitor shows, except the sparklines' past."""
+
+    engine: EngineBand
+    load: LoadBand
+    memory: MemoryBand
+    prefix: PrefixBand
+    rows: list[RequestRow]
+    progress: list[RequestProgress]
+    hidden_requests: int
+
+
+def read(engine: Monitored, notice: str | None = None) -> Reading:
+    """Read `engine` once."""
+    stats = engine.get_stats()
+    requests: Sequence[Mapping[str, Any]] = stats.get("requests") or ()
+    load = _load(stats)
+    return {
+        "engine": _engine(engine, busy=load["running"] + load["waiting"] > 0, notice=notice),
+        "load": load,
+        "memory": _memory(stats.get("memory") or {}),
+        "prefix": _prefix(engine.get_cache_stats(), stats.get("memory") or {}),
+        "rows": [_row(request) for request in requests[:MAX_ROWS]],
+        "progress": [_progress(request) for request in requests[:MAX_ROWS]],
+        "hidden_requests": max(0, len(requests) - MAX_ROWS),
+    }
+
+
+def without_engine(reading: Reading, state: MonitorState, failure: str | None = None) -> Reading:
+    """Return `reading` as it looks when nothing runs any more: the identity stays, what was live is gone."""
+    load = reading["load"]
+    memory: MemoryBand = dict.fromkeys(reading["memory"])  # type: ignore[assignment]  # the same keys, all None
+    return {
+        "engine": {**reading["engine"], "state": state, "failure": failure, "notice": None},
+        "load": {**load, "decode": 0.0, "prefill": 0.0, "running": 0, "waiting": 0},
+        "memory": memory,
+        "prefix": {**reading["prefix"], "entries": 0, "bytes": None},
+        "rows": [],
+        "progress": [],
+        "hidden_requests": 0,
+    }
+
+
+NOTHING_YET: Reading = {
+    "engine": {
+        "state": "stopped",
+        "model": "",
+        "precision": "",
+        "backend": "",
+        "failure": None,
+        "command": "%mlx_engine start MODEL",
+        "notice": None,
+    },
+    "load": {"decode": 0.0, "prefill": 0.0, "running": 0, "waiting": 0, "finished": 0, "slots": None},
+    "memory": {"weights": None, "kv": None, "prefix": None, "other": None, "pool": None, "limit": None},
+    "prefix": {"enabled": False, "entries": 0, "bytes": None, "hit_rate": None, "tokens_saved": 0},
+    "rows": [],
+    "progress": [],
+    "hidden_requests": 0,
+}
+
+
+def _engine(engine: Monitored, *, busy: bool, notice: str | None) -> EngineBand:
+    info = engine.info
+    failure = engine.failure
+    state: MonitorState
+    match engine.state:
+        case "loading":
+            state = "loading"
+        case "running":
+            state = "running" if busy else "idle"
+        case "failed":
+            state, failure = "error", failure or "The engine gave no reason."
+        case _:
+            state = "stopped"
+    return {
+        "state": state,
+        "model": engine.model_name,
+        "precision": str(info.get("precision") or ""),
+        "backend": str(info.get("backend") or ""),
+        "failure": failure if state == "error" else None,
+        "command": f"%mlx_engine start {shlex.quote(engine.model_name) if engine.model_name else 'MODEL'}",
+        "notice": notice,
+    }
+
+
+def _load(stats: Mapping[str, Any]) -> LoadBand:
+    return {
+        "decode": round(float(stats.get("generation_tps") or 0), 1),
+        "prefill": round(float(stats.get("prompt_tps") or 0), 1),
+        "running": int(stats.get("num_running") or 0),
+        "waiting": int(stats.get("num_waiting") or 0),
+        "finished": int(stats.get("num_requests_processed") or 0),
+        "slots": stats.get("max_running"),
+    }
+
+
+def _memory(memory: Mapping[str, Any]) -> MemoryBand:
+    weights, kv, prefix, active = (_bytes(memory.get(key)) for key in ("weights", "kv", "prefix", "active"))
+    named = (weights or 0) + (kv or 0) + (prefix or 0)
+    return {
+        "weights": weights,
+        "kv": kv,
+        "prefix": prefix,
+        "other": None if active is None else max(0, active - named),
+        "pool": _bytes(memory.get("cache")),
+        "limit": _bytes(memory.get("limit")) or None,
+    }
+
+
+def _prefix(cache: Mapping[str, Any] | None, memory: Mapping[str, Any]) -> PrefixBand:
+    if cache is None:
+        return {"enabled": False, "entries": 0, "bytes": None, "hit_rate": None, "tokens_saved": 0}
+    hits, misses = int(cache.get("hits") or 0), int(cache.get("misses") or 0)
+    return {
+        "enabled": True,
+        "entries": int(cache.get("entry_count") or 0),
+        "bytes": _bytes(memory.get("prefix")),
+        "hit_rate": round(hits / (hits + misses), 2) if hits + misses else None,
+        "tokens_saved": int(cache.get("tokens_saved") or 0),
+    }
+
+
+def _row(request: Mapping[str, Any]) -> RequestRow:
+    preview = " ".join(str(request.get("prompt_preview") or "").split())
+    return {"id": str(request["request_id"]), "prompt": preview[:_PROMPT_CHARACTERS]}
+
+
+def _progress(request: Mapping[str, Any]) -> RequestProgress:
+    phase = _PHASES.get(str(request.get("phase") or request.get("status")), "decode")
+    rate = request.get("tokens_per_second")
+    prompt_tokens = int(request.get("prompt_tokens") or 0)
+    if phase == "decode":
+        done, total = int(request.get("completion_tokens") or 0), int(request.get("max_tokens") or 0)
+    else:
+        fraction = float(request.get("progress") or 0) if phase == "prefill" else 0.0
+        done, total = round(min(1.0, fraction) * prompt_tokens), prompt_tokens
+    return {
+        "phase": phase,
+        "done": done,
+        "total": total,
+        "rate": round(float(rate), 1) if rate else None,
+        "elapsed": round(float(request.get("elapsed_s") or 0), 1),
+        "cached": int(request.get("cached_tokens") or 0),
+    }
+
+
+def _bytes(value: float | None) -> int | None:
+    return None if value is None else round(value / _BYTES_STEP) * _BYTES_STEP
