@@ -159,6 +159,7 @@ def test_the_sdist_holds_the_sources_of_everything_in_the_wheel(built: Path) -> 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_the_wheel_installs_and_imports_without_node(built: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pip", reason="this environment was made by a tool that leaves pip out")
     (wheel,) = built.glob("*.whl")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run([*pip, "--target", str(tmp_path), str(wheel)], env=os.environ | {"PATH": ""}, check=True)
