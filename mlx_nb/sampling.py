@@ -99,7 +99,9 @@ class SamplingParams:
             flag("thinking", self.thinking)
         # Sequences are copied to tuples, so that what was validated can't change later.
         self._set("stop", _stop_strings(self.stop))
-        self._set("stop_token_ids", tuple(integer("stop_token_ids", i, low=0) for i in self.stop_token_ids or ()))
+        self._set(
+            "stop_token_ids", tuple(integer("stop_token_ids", i, low=0) for i in self.stop_token_ids or ())
+        )
         self._set("logits_processors", _callables(self.logits_processors))
         if self.logit_bias is not None:
             self._set(
@@ -111,7 +113,9 @@ class SamplingParams:
             )
         if self.choices is not None:
             self._set("choices", _choices(self.choices))
-        given = [name for name in ("schema", "regex", "choices", "grammar") if getattr(self, name) is not None]
+        given = [
+            name for name in ("schema", "regex", "choices", "grammar") if getattr(self, name) is not None
+        ]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} exclude each other; give one")
 
@@ -126,7 +130,9 @@ class SamplingParams:
     @property
     def constraint(self) -> str | None:
         """Name of the structured-output field in use, if any."""
-        return next((n for n in ("schema", "regex", "choices", "grammar") if getattr(self, n) is not None), None)
+        return next(
+            (n for n in ("schema", "regex", "choices", "grammar") if getattr(self, n) is not None), None
+        )
 
     def but(self, **changes: Any) -> SamplingParams:
         """Copy with some fields changed; an unknown name raises ValueError."""

@@ -44,5 +44,7 @@ def flag(name: str, value: object) -> None:
 
 def _within(name: str, value: float, low: float | None, high: float | None) -> None:
     if (low is not None and value < low) or (high is not None and value > high):
-        bounds = f"at least {low}" if high is None else f"at most {high}" if low is None else f"{low} to {high}"
+        bounds = (
+            f"at least {low}" if high is None else f"at most {high}" if low is None else f"{low} to {high}"
+        )
         raise ValueError(f"{name} must be {bounds}, got {value}")

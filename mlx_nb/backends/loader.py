@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import mlx.core as mx
     from mlx import nn
 
-__all__ = ["LoadedModel", "content_key", "evaluate", "half_precision_is_emulated", "load"]
+__all__ = ["LoadedModel", "content_key", "device_name", "evaluate", "half_precision_is_emulated", "load"]
 
 logger = logging.getLogger("mlx_nb")
 
@@ -123,7 +123,7 @@ def load(
         precision=precision,
         weight_bytes=sum(array.nbytes for _, array in _parameters(model)),
         context_length=_context_length(config),
-        backend=_backend(),
+        backend=device_name(),
         notes=tuple(notes),
     )
     report(LoadProgress("ready", f"{path.name} is loaded ({precision}, {loaded.backend})", 1.0))
@@ -349,7 +349,8 @@ def _context_length(config: dict[str, Any]) -> int | None:
     return None
 
 
-def _backend() -> str:
+def device_name() -> str:
+    """MLX's version and device, for people."""
     import mlx.core as mx
 
     version = f"MLX {importlib.metadata.version('mlx')}"

@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -49,7 +50,7 @@ def _command(folder: Path) -> list[str]:
         version = importlib.metadata.version("pip")
         new = tuple(int(part) for part in re.findall(r"\d+", version)[:2]) >= _RAW_PROGRESS
         return _pip_command([sys.executable, "-m", "pip"], folder, "raw" if new else "off")
-    if uv := shutil.which("uv"):
+    if uv := shutil.which("uv") or shutil.which("uv", path=sysconfig.get_path("scripts")):
         target = ["--target", str(folder), "--python", sys.executable]
         return [uv, "pip", "install", "--no-deps", "--only-binary", ":all:", *target, _REQUIREMENT]
     if bundled := _bundled_pip():

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from .protocol import ViewChange
+
 T = TypeVar("T")
 
 INTERVAL = 0.2
@@ -34,16 +36,21 @@ class Feed(Generic[T]):
         self._publish = publish
         self._act = act
         self._wake = threading.Condition()
-        self._views: set[str] = set()
+        self._views: dict[str, ViewChange] = {}
         self._asked: deque[T] = deque()
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    def view(self, name: str, is_open: bool) -> None:
-        """Note that the view `name` can be seen, or no longer."""
+    def view(self, change: ViewChange) -> None:
+        """Note that a view can be seen, or no longer.
+
+        Messages may overtake each other, as the kernel takes them on two shells: the order decides.
+        """
         with self._wake:
-            (self._views.add if is_open else self._views.discard)(name)
-            self._kick()
+            last = self._views.get(change.view)
+            if last is None or change.order >= last.order:
+                self._views[change.view] = change
+                self._kick()
 
     def ask(self, what: T) -> None:
         """Have `act(what)` called soon."""
@@ -88,8 +95,9 @@ class Feed(Generic[T]):
                 asked = list(self._asked)
                 self._asked.clear()
                 return asked
+            seen = any(view.open for view in self._views.values())
             left = due - time.monotonic()
-            if self._views and left <= 0:
+            if seen and left <= 0:
                 break
-            self._wake.wait(left if self._views else None)
+            self._wake.wait(left if seen else None)
         return []

@@ -82,8 +82,8 @@ class MonitorWidget(anywidget.AnyWidget):
     def _receive(self, _widget: Any, content: Any, _buffers: Any) -> None:
         """Take a message of the browser, on whichever thread the kernel hands it over."""
         match parse_message(content):
-            case ViewChange(view=view, open=is_open):
-                self._feed.view(view, is_open)
+            case ViewChange() as change:
+                self._feed.view(change)
             case (Abort() | EngineCommand()) as asked:
                 self._feed.ask(asked)
             case None:

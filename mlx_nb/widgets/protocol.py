@@ -108,9 +108,10 @@ class MonitorTraits(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class ViewChange:
-    """A view can be seen (`open`), or no longer."""
+    """A view can be seen (`open`), or no longer; a message of a lower `order` than one seen is late."""
 
     view: str
+    order: int
     open: bool
 
 
@@ -136,8 +137,8 @@ _COMMANDS: Mapping[object, Command] = {"abort_all": "abort_all", "clear_cache": 
 def parse_message(content: object) -> Message | None:
     """Return what the browser asked for, or None when it is nothing this version knows."""
     match content:
-        case {"kind": "view", "view": str(view), "open": bool(is_open)} if view:
-            return ViewChange(view, is_open)
+        case {"kind": "view", "view": str(view), "order": int(order), "open": bool(is_open)}:
+            return ViewChange(view, order, is_open)
         case {"kind": "abort", "request_id": str(request_id)}:
             return Abort(request_id)
         case {"kind": "command", "command": str(name)} if name in _COMMANDS:

@@ -1,0 +1,220 @@
+"""The seam between the engine and whatever makes tokens.
+
+A backend is stepped by one thread and owns every array. It is told of requests and asked for events; what a
+token means (stop, text, statistics) is decided above it, once for all backends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..config import EngineConfig
+from ..outputs import LoadProgress, TokenLogprob
+from ..request import Request
+
+__all__ = [
+    "Backend",
+    "BackendFactory",
+    "CacheStats",
+    "Codec",
+    "Detokenizer",
+    "Event",
+    "Fault",
+    "Memory",
+    "ModelInfo",
+    "Prefilled",
+    "Token",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """`done` of `total` prompt tokens are in the KV cache, `cached` of them from the prefix cache."""
+
+    request_id: str
+    done: int
+    total: int
+    cached: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """The next token of a request."""
+
+    request_id: str
+    token_id: int
+    logprob: TokenLogprob | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A request that can't go on; the backend has already dropped it."""
+
+    request_id: str
+    error: BaseException
+
+
+Event = Prefilled | Token | Fault
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is known of a loaded model; `context_length` in tokens, `weight_bytes` in bytes."""
+
+    name: str = ""
+    precision: str = ""
+    backend: str = ""
+    weight_bytes: int = 0
+    context_length: int | None = None
+    fingerprint: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes: MLX's `active`, pooled (`cache`) and `peak` memory, the `limit` this engine keeps to, and what the
+    running rows (`kv`) and stored prefixes (`prefix`) hold."""
+
+    active: int = 0
+    cache: int = 0
+    peak: int = 0
+    limit: int = 0
+    weights: int = 0
+    kv: int = 0
+    prefix: int = 0
+
+
+@dataclass(slots=True)
+class CacheStats:
+    """Counters of a prefix cache; `tokens_saved` are prompt tokens that were not prefilled again."""
+
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    tokens_saved: int = 0
+    entry_count: int = 0
+    current_bytes: int = 0
+    max_bytes: int = 0
+
+    def as_dict(self) -> dict[str, float]:
+        """The names and units of ``get_cache_stats``."""
+        looked_up = self.hits + self.misses
+        return {
+            "hits": self.hits,
+            "misses": self.misses,
+            "hit_rate": self.hits / looked_up if looked_up else 0.0,
+            "evictions": self.evictions,
+            "tokens_saved": self.tokens_saved,
+            "entry_count": self.entry_count,
+            "current_memory_mb": self.current_bytes / 2**20,
+            "max_memory_mb": self.max_bytes / 2**20,
+            "memory_utilization": self.current_bytes / self.max_bytes if self.max_bytes else 0.0,
+        }
+
+
+class Detokenizer(Protocol):
+    """Tokens of one answer to text, a token at a time; text once given never changes."""
+
+    def add(self, token_id: int) -> str:
+        """Text that this token completes; empty while a character is incomplete."""
+        ...
+
+    def finish(self) -> str:
+        """Text still held back; incomplete bytes become U+FFFD."""
+        ...
+
+
+class Codec(Protocol):
+    """Text to token ids and back. Thread-safe; no arrays."""
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        ...
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Token ids are below this."""
+        ...
+
+    @property
+    def chat_tokenizer(self) -> Any:
+        """Has ``apply_chat_template``; only ``prompts.chat`` calls it."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids, with exactly one BOS where the tokenizer defines one."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of the tokens, special ones included."""
+        ...
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh one for one answer."""
+        ...
+
+
+class Backend(Protocol):
+    """Makes the tokens of many requests. Except for `check`, called from one thread only."""
+
+    @property
+    def codec(self) -> Codec:
+        """Text to tokens and back."""
+        ...
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is known of the model."""
+        ...
+
+    def check(self, request: Request) -> None:
+        """Raise RequestError for anything asked that this backend can't honour. From any thread."""
+        ...
+
+    def insert(self, requests: Sequence[Request]) -> None:
+        """Take requests in; their prefill starts with the next step."""
+        ...
+
+    def remove(self, request_ids: Sequence[str], *, keep: bool) -> None:
+        """Drop requests, storing their KV state for later prompts if `keep`."""
+        ...
+
+    def next(self) -> list[Event]:
+        """Do one step: at most one decode step and one prefill chunk."""
+        ...
+
+    def memory(self) -> Memory:
+        """Bytes in use now."""
+        ...
+
+    def cache_stats(self) -> CacheStats | None:
+        """Prefix cache counters, or None without one."""
+        ...
+
+    def clear_prefix_cache(self) -> None:
+        """Forget stored prefixes and give their memory back to the system."""
+        ...
+
+    def clear_runtime_caches(self) -> dict[str, Any]:
+        """Empty the prefix cache and MLX's buffer pool; says what was freed, in bytes."""
+        ...
+
+    def save_cache(self, folder: Path) -> bool:
+        """Write stored prefixes; False if there is nothing to write."""
+        ...
+
+    def load_cache(self, folder: Path) -> int:
+        """Read prefixes saved for this model; how many. CacheMismatchError for another's."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything. The last call, on the stepping thread."""
+        ...
+
+
+BackendFactory = Callable[[EngineConfig, Callable[[LoadProgress], None]], Backend]
+"""Makes a backend on the thread that will step it, reporting progress."""

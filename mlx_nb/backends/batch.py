@@ -1,0 +1,386 @@
+"""Text models in one continuous batch, over mlx-lm's BatchGenerator.
+
+The only file that knows BatchGenerator, its private parts included (a contract test watches them): rows share one
+sampler, so both of its batches must say which rows they sample next. Where an answer ends is decided above, so
+rows run without end here until they are removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import BatchGenerator, GenerationBatch, PromptProcessingBatch
+from mlx_lm.models.cache import make_prompt_cache
+
+from ..config import EngineConfig
+from ..errors import ModelLoadError, RequestError
+from ..outputs import TokenLogprob
+from ..request import Request
+from .base import CacheStats, Event, Fault, Memory, ModelInfo, Prefilled, Token
+from .loader import device_name, evaluate
+from .prefix_cache import PrefixCache, can_trim_prompt_cache
+from .samplers import RowSampler
+from .text import TokenizerCodec
+
+__all__ = ["BatchBackend"]
+
+log = logging.getLogger("mlx_nb")
+
+ENDLESS = 1 << 62
+FIRST_CHUNK = 128
+CHUNK_S = 0.4
+"""Seconds that a prefill chunk should take: other rows and aborts wait as long."""
+
+
+class _Observed:
+    """A model that shows its logits to the sampler; all else is the model's own."""
+
+    def __init__(self, model: Any, sampler: RowSampler) -> None:
+        self._model, self._sampler = model, sampler
+
+    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
+        logits: mx.array = self._model(*args, **kwargs)
+        self._sampler.observe(logits)
+        return logits
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+class _Prompts(PromptProcessingBatch):
+    """Says which rows sample their first token."""
+
+    def generate(self, tokens: list[list[int]]) -> GenerationBatch:
+        self.fallback_sampler.expect(list(self.uids))
+        return super().generate(tokens)
+
+
+class _Rows(GenerationBatch):
+    """Says which rows sample their next token."""
+
+    def _step(self) -> Any:
+        self.fallback_sampler.expect(list(self.uids))
+        return super()._step()
+
+
+class BatchBackend:
+    """See `base.Backend`.
+
+    Parameters
+    ----------
+    model, tokenizer
+        As mlx-lm loads them.
+    info : ModelInfo, optional
+        What the loader found out.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any, config: EngineConfig, info: ModelInfo | None = None
+    ) -> None:
+        evaluate(model)
+        scheduler = config.scheduler_config
+        if scheduler.max_kv_size:
+            raise ModelLoadError(
+                "max_kv_size is not supported in a batch: a bounded cache gives other text there. Leave it at 0"
+            )
+        blank = make_prompt_cache(model)
+        unfit = sorted({type(c).__name__ for c in blank if not hasattr(c, "merge")})
+        if unfit:
+            raise ModelLoadError(
+                f"this model's cache ({', '.join(unfit)}) can't be batched by mlx-lm: choose another model"
+            )
+        self.info = info or _describe(model, config.model_name)
+        self.codec = TokenizerCodec(tokenizer, _vocabulary_size(model, tokenizer))
+        self._model = model
+        self._config = config
+        self._trimmable = can_trim_prompt_cache(blank)
+        self._limit = int(config.gpu_memory_utilization * _device_memory())
+        self._weights = self.info.weight_bytes or _weight_bytes(model)
+        self._prefix = self._make_prefix_cache()
+        self._sampler = RowSampler()
+        self._requests: dict[int, Request] = {}
+        self._uids: dict[str, int] = {}
+        self._cached: dict[int, int] = {}
+        self._tokens_per_second = 0.0
+        self._generator = self._make_generator()
+
+    def _make_prefix_cache(self) -> PrefixCache | None:
+        scheduler = self._config.scheduler_config
+        if not scheduler.enable_prefix_cache:
+            return None
+        budget = (
+            scheduler.cache_memory_percent * self._limit
+            if scheduler.cache_memory_mb is None
+            else scheduler.cache_memory_mb * 2**20
+        )
+        quantize = (scheduler.kv_cache_quantization_bits, scheduler.kv_cache_quantization_group_size)
+        fingerprint = (
+            self.info.fingerprint or f"{self.info.name}/{self._weights}/{self.codec.vocabulary_size}"
+        )
+        return PrefixCache(int(budget), fingerprint, quantize if scheduler.kv_cache_quantization else None)
+
+    def _make_generator(self) -> BatchGenerator:
+        scheduler = self._config.scheduler_config
+        generator = BatchGenerator(
+            _Observed(self._model, self._sampler),
+            sampler=self._sampler,
+            completion_batch_size=scheduler.max_running,
+            prefill_batch_size=min(scheduler.prefill_batch_size, scheduler.max_running),
+            prefill_step_size=min(FIRST_CHUNK, scheduler.prefill_step_size),
+        )
+        generator._prompt_batch = _Prompts.empty(
+            generator.model, self._sampler, prefill_step_size=scheduler.prefill_step_size
+        )
+        generator._generation_batch = _Rows.empty(generator.model, self._sampler)
+        return generator
+
+    # -- requests ---------------------------------------------------------------------------------------
+
+    def check(self, request: Request) -> None:
+        """Refuse what can't be honoured."""
+        constraint = request.params.constraint
+        if constraint is not None:
+            raise RequestError(
+                f"{constraint} (structured output) is not supported by this engine yet: leave it out"
+            )
+        for name, ids in (
+            ("stop_token_ids", request.params.stop_token_ids),
+            ("logit_bias", request.params.logit_bias),
+        ):
+            for token_id in ids or ():
+                if token_id >= self.codec.vocabulary_size:
+                    raise RequestError(f"{name}: the model has no token {token_id}")
+
+    def insert(self, requests: Sequence[Request]) -> None:
+        """Take requests in, on top of the longest prefix that is stored."""
+        for request in requests:
+            tokens = request.prompt_token_ids
+            state, covered = self._prefix.fetch(tokens) if self._prefix else (None, 0)
+            (uid,) = self._generator.insert_segments(
+                [self._segments(request, covered)],
+                max_tokens=[ENDLESS],
+                caches=[state],
+                all_tokens=[tokens[:covered]],
+            )
+            self._sampler.add(uid, request)
+            self._requests[uid] = request
+            self._uids[request.request_id] = uid
+            self._cached[uid] = covered
+
+    def _segments(self, request: Request, covered: int) -> list[list[int]]:
+        """The tokens to prefill, cut where the prefix cache wants a checkpoint."""
+        tokens = request.prompt_token_ids
+        cuts = sorted({covered, *(b for b in self._boundaries(request) if b > covered), len(tokens)})
+        return [tokens[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+
+    def _boundaries(self, request: Request) -> set[int]:
+        """Where to checkpoint: what the caller named and, for states that can't be trimmed to it later, the
+        last place from which the same prompt can be resumed."""
+        if self._prefix is None:
+            return set()
+        last = len(request.prompt_token_ids) - 1
+        wanted = {request.prefix_boundary} | (set() if self._trimmable else {last})
+        return {b for b in wanted if 0 < b <= last}
+
+    def remove(self, request_ids: Sequence[str], *, keep: bool) -> None:
+        """Drop rows; with `keep`, their states become prefixes."""
+        uids = [self._uids[i] for i in request_ids if i in self._uids]
+        if not uids:
+            return
+        if keep:
+            self._checkpoint(uids)
+        self._generator.remove(uids)
+        for uid in uids:
+            self._forget(uid)
+        if not self._requests:
+            mx.clear_cache()
+
+    def _forget(self, uid: int) -> None:
+        request = self._requests.pop(uid, None)
+        if request is not None:
+            del self._uids[request.request_id]
+        self._cached.pop(uid, None)
+        self._sampler.discard(uid)
+
+    def next(self) -> list[Event]:
+        """One decode step and at most one prefill chunk."""
+        try:
+            prompts, tokens = self._generator.next()
+        except Exception as error:  # the model's step itself: it concerns all rows in it
+            return self._collapse(error)
+        self._adapt_chunk()
+        events: list[Event] = []
+        for response in prompts:
+            request, cached = self._requests[response.uid], self._cached[response.uid]
+            done, total = response.progress
+            events.append(Prefilled(request.request_id, cached + done, cached + total, cached))
+            if response.end_of_segment and cached + done in self._boundaries(request):
+                self._checkpoint([response.uid])
+        for response in tokens:
+            if response.uid not in self._sampler.faults:
+                request = self._requests[response.uid]
+                logprob = _logprob(request, response) if request.params.logprobs is not None else None
+                events.append(Token(request.request_id, response.token, logprob))
+        return events + self._drop_faulty()
+
+    def _checkpoint(self, uids: list[int]) -> None:
+        """Store the states of some rows; what goes wrong here costs a later prompt time, and nobody an answer."""
+        if self._prefix is None:
+            return
+        try:
+            for state, tokens in self._generator.extract_cache(uids).values():
+                self._prefix.store(list(tokens), state)
+        except Exception:
+            log.exception("mlx_nb: could not store a prefix")
+
+    def _drop_faulty(self) -> list[Event]:
+        faults = dict(self._sampler.faults)
+        events: list[Event] = [Fault(self._requests[uid].request_id, error) for uid, error in faults.items()]
+        if faults:
+            self._generator.remove(list(faults))
+            for uid in faults:
+                self._forget(uid)
+        return events
+
+    def _collapse(self, error: Exception) -> list[Event]:
+        events: list[Event] = [Fault(request.request_id, error) for request in self._requests.values()]
+        with contextlib.suppress(Exception):
+            self._generator.close()
+        self._requests.clear()
+        self._uids.clear()
+        self._cached.clear()
+        self._sampler = RowSampler()
+        self._generator = self._make_generator()
+        mx.clear_cache()
+        return events
+
+    def _adapt_chunk(self) -> None:
+        """Size the next prefill chunk from the speed of the last ones."""
+        counters = self._generator._counters
+        if counters.prompt_tokens >= 64 and counters.prompt_time > 0:
+            self._tokens_per_second = counters.prompt_tokens / counters.prompt_time
+            rows = max(1, len(self._generator._prompt_batch))
+            ideal = int(self._tokens_per_second * CHUNK_S / rows)
+            now = self._generator.prefill_step_size
+            # Grow by doubling at most: the speed of small chunks says little about large ones.
+            bound = self._config.scheduler_config.prefill_step_size
+            self._generator.prefill_step_size = max(16, min(ideal, 2 * now, bound))
+
+    # -- memory and caches ------------------------------------------------------------------------------
+
+    def memory(self) -> Memory:
+        """Bytes in use now."""
+        return Memory(
+            active=mx.get_active_memory(),
+            cache=mx.get_cache_memory(),
+            peak=mx.get_peak_memory(),
+            limit=self._limit,
+            weights=self._weights,
+            kv=int(self._generator.prompt_cache_nbytes) if self._requests else 0,
+            prefix=self._prefix.stats.current_bytes if self._prefix else 0,
+        )
+
+    def cache_stats(self) -> CacheStats | None:
+        """A copy of the counters."""
+        if self._prefix is None:
+            return None
+        stats = self._prefix.stats
+        return CacheStats(**{name: getattr(stats, name) for name in stats.__slots__})
+
+    def clear_prefix_cache(self) -> None:
+        """Forget stored prefixes; MLX's pool goes back to the system."""
+        if self._prefix is not None:
+            self._prefix.clear()
+        mx.clear_cache()
+
+    def clear_runtime_caches(self) -> dict[str, Any]:
+        """Bytes freed: of stored prefixes and of MLX's pool."""
+        prefix = self._prefix.stats.current_bytes if self._prefix else 0
+        if self._prefix is not None:
+            self._prefix.clear()
+        pool = mx.get_cache_memory()
+        mx.clear_cache()
+        return {"prefix_cache_bytes": prefix, "pool_bytes": pool}
+
+    def save_cache(self, folder: Path) -> bool:
+        """See `PrefixCache.save`."""
+        return self._prefix.save(folder) if self._prefix else False
+
+    def load_cache(self, folder: Path) -> int:
+        """See `PrefixCache.load`."""
+        return self._prefix.load(folder) if self._prefix else 0
+
+    def close(self) -> None:
+        """Let go of the model and leave this thread without MLX streams, or the process may crash at exit."""
+        self._generator.close()
+        del self._generator, self._model, self._prefix, self._sampler
+        mx.clear_cache()
+        mx.clear_streams()
+
+
+def _logprob(request: Request, response: Any) -> TokenLogprob:
+    logprobs, count = response.logprobs, request.params.logprobs or 0
+    top: dict[int, float] = {}
+    if count:
+        count = min(count, logprobs.shape[-1])
+        ids = mx.argpartition(-logprobs, count - 1)[:count]
+        values = logprobs[ids]
+        chosen: list[int] = ids.tolist()  # type: ignore[assignment]
+        pairs = zip(chosen, values.tolist(), strict=True)  # type: ignore[arg-type]
+        top = dict(sorted(pairs, key=lambda pair: -pair[1]))
+    return TokenLogprob(response.token, float(logprobs[response.token].item()), top)
+
+
+def _arrays(model: Any) -> Iterable[mx.array]:
+    from mlx.utils import tree_flatten
+
+    return (array for _, array in tree_flatten(model.parameters()))
+
+
+def _weight_bytes(model: Any) -> int:
+    return sum(array.nbytes for array in _arrays(model))
+
+
+def _describe(model: Any, name: str) -> ModelInfo:
+    """What can be told of a model object that was handed over."""
+    args = getattr(model, "args", None)
+    length = getattr(args, "max_position_embeddings", None)
+    kinds = {str(array.dtype).removeprefix("mlx.core.") for array in _arrays(model)}
+    return ModelInfo(
+        name=name or str(getattr(args, "model_type", "")),
+        precision=kinds.pop() if len(kinds) == 1 else "mixed",
+        backend=device_name(),
+        weight_bytes=_weight_bytes(model),
+        context_length=length if isinstance(length, int) else None,
+    )
+
+
+def _vocabulary_size(model: Any, tokenizer: Any) -> int:
+    args = getattr(model, "args", None)
+    text = getattr(args, "text_config", None)
+    for size in (
+        getattr(args, "vocab_size", None),
+        text.get("vocab_size") if isinstance(text, dict) else None,
+    ):
+        if isinstance(size, int):
+            return size
+    return len(tokenizer)
+
+
+def _device_memory() -> int:
+    """Bytes that the device may use: what the device says, else the machine's or the container's memory."""
+    info = mx.device_info()
+    for name in ("max_recommended_working_set_size", "total_memory", "memory_size"):
+        size = info.get(name)
+        if isinstance(size, int) and size > 0:
+            return size
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):
+        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    return total

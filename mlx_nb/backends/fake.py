@@ -1,0 +1,234 @@
+"""A backend without a model, for tests and documentation: what each request answers is known beforehand.
+
+Its tokens are the bytes of UTF-8, so characters may span tokens as they do in real models.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..config import EngineConfig
+from ..errors import CacheMismatchError, RequestError
+from ..outputs import LoadProgress, TokenLogprob
+from ..request import Request
+from .base import BackendFactory, CacheStats, Event, Fault, Memory, ModelInfo, Prefilled, Token
+from .text import WindowDetokenizer
+
+__all__ = ["EOS", "FakeBackend", "FakeCodec", "fake_backend", "text_tokens"]
+
+EOS = 256
+Script = Callable[[Request], Iterable[int]]
+"""Tokens of a request's answer, one a step. What it raises becomes that request's fault."""
+
+
+def text_tokens(text: str) -> list[int]:
+    """The tokens of a text."""
+    return list(text.encode())
+
+
+def echo(request: Request) -> Iterator[int]:
+    """The default script: the prompt again, over and over."""
+    while True:
+        yield from request.prompt_token_ids
+
+
+class _ChatTokenizer:
+    """Renders messages as "role: content" lines."""
+
+    bos_token = None
+    has_chat_template = True
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tokenize: bool = True,
+        **_: Any,
+    ) -> Any:
+        lines = [f"{m['role']}: {m['content']}\n" for m in messages]
+        text = "".join(lines) + ("assistant: " if add_generation_prompt else "")
+        return text_tokens(text) if tokenize else text
+
+
+class FakeCodec:
+    """Bytes, and an end-of-sequence token."""
+
+    def __init__(self) -> None:
+        self.eos_token_ids = frozenset({EOS})
+        self.vocabulary_size = EOS + 1
+        self.chat_tokenizer: Any = _ChatTokenizer()
+
+    def encode(self, text: str) -> list[int]:
+        """One token a byte."""
+        return text_tokens(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Bytes to text; EOS is shown as ``<eos>``."""
+        return b"".join(bytes([i]) if i < EOS else b"<eos>" for i in token_ids).decode(errors="replace")
+
+    def detokenizer(self) -> WindowDetokenizer:
+        """A fresh one for one answer."""
+        return WindowDetokenizer(self.decode)
+
+
+class _Row:
+    def __init__(self, request: Request, script: Script, cached: int) -> None:
+        self.request = request
+        self.done = self.cached = cached
+        self.tokens = iter(script(request))
+        self.made: list[int] = []
+
+
+class FakeBackend:
+    """See `base.Backend`. Made by `fake_backend`."""
+
+    def __init__(
+        self, config: EngineConfig, script: Script, step_s: float, context_length: int | None
+    ) -> None:
+        self.codec = FakeCodec()
+        self.info = ModelInfo(
+            name=config.model_name or "fake",
+            precision="bytes",
+            backend="no device",
+            context_length=context_length,
+        )
+        self._script = script
+        self._step_s = step_s
+        self._chunk = config.scheduler_config.prefill_step_size
+        self._rows: dict[str, _Row] = {}
+        self._prefixes: set[tuple[int, ...]] | None = (
+            set() if config.scheduler_config.enable_prefix_cache else None
+        )
+        self._stats = CacheStats(max_bytes=2**20)
+
+    def check(self, request: Request) -> None:
+        """Refuse structured output."""
+        if request.params.constraint is not None:
+            raise RequestError(
+                f"{request.params.constraint} is not supported by the fake backend: leave it out"
+            )
+
+    def insert(self, requests: Sequence[Request]) -> None:
+        """Take requests in."""
+        for request in requests:
+            self._rows[request.request_id] = _Row(
+                request, self._script, self._covered(request.prompt_token_ids)
+            )
+
+    def _covered(self, tokens: list[int]) -> int:
+        covered = max(
+            (len(p) for p in self._prefixes or () if len(p) < len(tokens) and tuple(tokens[: len(p)]) == p),
+            default=0,
+        )
+        if covered:
+            self._stats.hits += 1
+            self._stats.tokens_saved += covered
+        else:
+            self._stats.misses += 1
+        return covered
+
+    def remove(self, request_ids: Sequence[str], *, keep: bool) -> None:
+        """Drop requests."""
+        for request_id in request_ids:
+            row = self._rows.pop(request_id, None)
+            if row is not None and keep and self._prefixes is not None:
+                self._prefixes.add(tuple(row.request.prompt_token_ids[:-1]))
+                self._stats.entry_count = len(self._prefixes)
+                self._stats.current_bytes = sum(map(len, self._prefixes))
+
+    def next(self) -> list[Event]:
+        """A prefill chunk or a token for each request."""
+        if self._step_s:
+            time.sleep(self._step_s)
+        events: list[Event] = []
+        for request_id, row in list(self._rows.items()):
+            total = len(row.request.prompt_token_ids)
+            if row.done < total:
+                row.done = min(total, row.done + self._chunk)
+                events.append(Prefilled(request_id, row.done, total, row.cached))
+                continue
+            try:
+                token = next(row.tokens, EOS)
+            except Exception as error:
+                del self._rows[request_id]
+                events.append(Fault(request_id, error))
+                continue
+            row.made.append(token)
+            asked = row.request.params.logprobs is not None
+            events.append(Token(request_id, token, TokenLogprob(token, 0.0, {token: 0.0}) if asked else None))
+        return events
+
+    def memory(self) -> Memory:
+        """A byte a token."""
+        kv = sum(row.done + len(row.made) for row in self._rows.values())
+        return Memory(active=kv, limit=2**20, kv=kv, prefix=self._stats.current_bytes)
+
+    def cache_stats(self) -> CacheStats | None:
+        """A copy of the counters."""
+        stats = self._stats
+        return (
+            None if self._prefixes is None else CacheStats(**{n: getattr(stats, n) for n in stats.__slots__})
+        )
+
+    def clear_prefix_cache(self) -> None:
+        """Forget stored prefixes."""
+        if self._prefixes is not None:
+            self._prefixes.clear()
+        self._stats.entry_count = self._stats.current_bytes = 0
+
+    def clear_runtime_caches(self) -> dict[str, Any]:
+        """Bytes freed."""
+        freed = self._stats.current_bytes
+        self.clear_prefix_cache()
+        return {"prefix_cache_bytes": freed, "pool_bytes": 0}
+
+    def save_cache(self, folder: Path) -> bool:
+        """Write the stored prefixes as JSON."""
+        if not self._prefixes:
+            return False
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "fake.json").write_text(json.dumps(sorted(self._prefixes)), encoding="utf-8")
+        return True
+
+    def load_cache(self, folder: Path) -> int:
+        """Read what `save_cache` wrote."""
+        try:
+            saved = json.loads((folder / "fake.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise CacheMismatchError(f"{folder} holds no saved prefix cache") from None
+        if self._prefixes is not None:
+            self._prefixes.update(tuple(prefix) for prefix in saved)
+            self._stats.entry_count = len(self._prefixes)
+        return len(saved)
+
+    def close(self) -> None:
+        """Nothing is held."""
+        self._rows.clear()
+
+
+def fake_backend(
+    script: Script = echo, *, step_s: float = 0.0, load_s: float = 0.0, context_length: int | None = 4096
+) -> BackendFactory:
+    """A factory for ``EngineCore(None, None, backend=…)``.
+
+    Parameters
+    ----------
+    script : callable
+        Tokens of a request's answer; the default repeats the prompt for ever.
+    step_s, load_s : float
+        Seconds that a step and loading take.
+    """
+
+    def make(config: EngineConfig, on_progress: Callable[[LoadProgress], None]) -> FakeBackend:
+        on_progress(LoadProgress("load", "loading nothing", 0.5))
+        if load_s:
+            time.sleep(load_s)
+        on_progress(LoadProgress("ready", "loaded", 1.0))
+        return FakeBackend(config, script, step_s, context_length)
+
+    return make

@@ -1,0 +1,219 @@
+"""KV states of earlier requests, found again by the tokens they cover.
+
+Entries are keyed by token ids, evicted by true LRU under a byte budget, and never shared with a live row: a row
+works on a copy. A state that can be trimmed serves any prompt that shares a beginning with it; one that can't
+(recurrent or wrapped) serves only prompts that continue it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import (
+    KVCache,
+    PromptTrie,
+    QuantizedKVCache,
+    can_trim_prompt_cache,
+    load_prompt_cache,
+    save_prompt_cache,
+    trim_prompt_cache,
+)
+
+from ..errors import CacheMismatchError
+from .base import CacheStats
+
+__all__ = ["PrefixCache", "can_trim_prompt_cache"]
+
+log = logging.getLogger("mlx_nb")
+
+State = list[Any]
+Key = tuple[int, ...]
+_TRIE = "prefixes"  # PromptTrie keeps one trie per model; ours has one model
+MANIFEST = "prefix_cache.json"
+
+
+class PrefixCache:
+    """Not thread-safe: used on the engine thread.
+
+    Parameters
+    ----------
+    max_bytes : int
+    fingerprint : str
+        Of model, tokenizer and adapter; saved folders carry it.
+    quantize : tuple of int, optional
+        (bits, group size) for stored keys and values; lossy.
+    """
+
+    def __init__(self, max_bytes: int, fingerprint: str, quantize: tuple[int, int] | None = None) -> None:
+        self.stats = CacheStats(max_bytes=max_bytes)
+        self._fingerprint = fingerprint
+        self._quantize = quantize
+        self._entries: OrderedDict[Key, State] = OrderedDict()  # least recently used first
+        self._trie = PromptTrie()
+
+    def fetch(self, tokens: Sequence[int]) -> tuple[State | None, int]:
+        """A copy of the state that covers most of `tokens`, but the last, and how many it covers."""
+        key, covered = self._nearest(list(tokens))
+        if key is None:
+            self.stats.misses += 1
+            return None, 0
+        self._entries.move_to_end(key)
+        state = self._unpack(copy.deepcopy(self._entries[key]))
+        if covered < len(key):
+            trim_prompt_cache(state, len(key) - covered)
+        self.stats.hits += 1
+        self.stats.tokens_saved += covered
+        return state, covered
+
+    def _nearest(self, tokens: list[int]) -> tuple[Key | None, int]:
+        # One token must be left to feed: its logits are the next step.
+        found = self._trie.search(_TRIE, tokens[:-1])
+        best: tuple[Key | None, int] = (None, 0)
+        for covering in (found.exact, found.shorter):
+            if covering and len(covering) > best[1]:
+                best = (tuple(covering), len(covering))
+        if found.longer and found.common_prefix > best[1]:
+            longer = tuple(found.longer)
+            if can_trim_prompt_cache(self._entries[longer]):
+                best = (longer, found.common_prefix)
+        return best
+
+    def store(self, tokens: Sequence[int], state: State) -> None:
+        """Keep a state that covers exactly `tokens`. The cache owns it from here on."""
+        key = tuple(tokens)
+        if not key:
+            return
+        state = self._pack(state)
+        mx.eval([c.state for c in state])  # own memory, not a view into the batch it came from
+        size = _nbytes(state)
+        if size > self.stats.max_bytes:
+            return
+        if key in self._entries:
+            self._drop(key)
+        self._entries[key] = state
+        self._trie.add(_TRIE, list(key), key)
+        if can_trim_prompt_cache(state):
+            # What a longer state covers, it can serve by trimming.
+            for length, _ in self._trie.pop_prefixes(_TRIE, list(key)):
+                self._forget(key[:length])
+        self.stats.current_bytes += size
+        while self.stats.current_bytes > self.stats.max_bytes:
+            self._drop(next(iter(self._entries)))
+            self.stats.evictions += 1
+        self.stats.entry_count = len(self._entries)
+
+    def clear(self) -> None:
+        """Forget all entries; counters stay."""
+        self._entries.clear()
+        self._trie = PromptTrie()
+        self.stats.current_bytes = self.stats.entry_count = 0
+
+    def _drop(self, key: Key) -> None:
+        self._trie.pop(_TRIE, list(key))
+        self._forget(key)
+
+    def _forget(self, key: Key) -> None:
+        self.stats.current_bytes -= _nbytes(self._entries.pop(key))
+        self.stats.entry_count = len(self._entries)
+
+    def _pack(self, state: State) -> State:
+        if self._quantize is None:
+            return state
+        bits, group = self._quantize
+        return [
+            c.to_quantized(group_size=group, bits=bits)
+            if type(c) is KVCache and c.keys is not None and c.keys.shape[-1] % group == 0
+            else c
+            for c in state
+        ]
+
+    def _unpack(self, state: State) -> State:
+        return [_dequantized(c) if isinstance(c, QuantizedKVCache) else c for c in state]
+
+    # -- disk -------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> bool:
+        """Write all entries to `folder`, replacing what it held, at once or not at all."""
+        if not self._entries:
+            return False
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        try:
+            files = []
+            for number, (key, state) in enumerate(self._entries.items()):
+                name = f"{number:05d}.safetensors"
+                save_prompt_cache(str(draft / name), state, {"tokens": json.dumps(key)})
+                files.append(name)
+            manifest = {"format": 1, "fingerprint": self._fingerprint, "files": files}
+            (draft / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+            _replace_folder(draft, folder)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        return True
+
+    def load(self, folder: Path) -> int:
+        """Add the entries saved in `folder`; how many."""
+        try:
+            manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+            fingerprint, files = manifest["fingerprint"], manifest["files"]
+        except FileNotFoundError:
+            raise CacheMismatchError(
+                f"{folder} holds no saved prefix cache: give the folder it was saved to"
+            ) from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise CacheMismatchError(
+                f"{folder / MANIFEST} is damaged ({error}): save the cache again"
+            ) from error
+        if fingerprint != self._fingerprint:
+            raise CacheMismatchError(
+                f"{folder} was saved by another model, tokenizer or adapter: save one for this model"
+            )
+        loaded = 0
+        for name in files:
+            try:
+                state, metadata = load_prompt_cache(str(folder / name), return_metadata=True)
+                tokens = json.loads(metadata["tokens"])
+                mx.eval([c.state for c in state])
+            except Exception as error:
+                log.warning("mlx_nb: skipped the damaged cache entry %s (%s)", folder / name, error)
+                continue
+            self.store(tokens, state)
+            loaded += 1
+        return loaded
+
+
+def _nbytes(state: State) -> int:
+    return sum(int(c.nbytes) for c in state)
+
+
+def _dequantized(packed: QuantizedKVCache) -> KVCache:
+    cache = KVCache()
+    cache.keys, cache.values = (
+        mx.dequantize(weight, scales, biases, group_size=packed.group_size, bits=packed.bits)
+        for weight, scales, biases in (packed.keys, packed.values)
+    )
+    cache.offset = packed.offset
+    return cache
+
+
+def _replace_folder(draft: Path, folder: Path) -> None:
+    """Move `draft` to `folder`. A crash in between leaves the old folder under its set-aside name."""
+    if not folder.exists():
+        draft.rename(folder)
+        return
+    if not (folder / MANIFEST).exists() and any(folder.iterdir()):
+        raise CacheMismatchError(f"{folder} holds other files: give a new or empty folder")
+    aside = folder.with_name(f".{folder.name}-old-{os.getpid()}")
+    folder.rename(aside)
+    draft.rename(folder)
+    shutil.rmtree(aside, ignore_errors=True)

@@ -1,0 +1,224 @@
+"""One request's answer as it grows.
+
+The engine thread pushes tokens; any number of consumers, on any thread or loop, read what is new to them. An
+answer is append-only, so every consumer's deltas join to the same final text. Whoever ends it first wins.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..backends.base import Codec, Token
+from ..outputs import RequestOutput, TokenLogprob
+from ..request import Request, RequestStatus
+from .stops import StopFilter
+
+__all__ = ["Answer", "Cursor"]
+
+
+@dataclass(slots=True)
+class Cursor:
+    """How far a consumer has read."""
+
+    tokens: int = 0
+    chars: int = 0
+    finished: bool = False
+
+
+class Answer:
+    """Decides where an answer ends, and keeps its text, tokens, times and listeners.
+
+    Parameters
+    ----------
+    limit : int
+        Tokens after which it ends with "length".
+    stream_interval : int
+        Tokens between two deltas.
+    """
+
+    def __init__(self, request: Request, codec: Codec, *, limit: int, stream_interval: int = 1) -> None:
+        params = request.params
+        self.request = request
+        self.status = RequestStatus.WAITING
+        self.prefilled = 0
+        self.cached_tokens = 0
+        self.started: float | None = None
+        self.first_token: float | None = None
+        self.ended: float | None = None
+        self.error: BaseException | None = None
+        self.limit = limit
+        self._ends = frozenset(params.stop_token_ids or ()) | (
+            frozenset() if params.ignore_eos else codec.eos_token_ids
+        )
+        self._detokenizer = codec.detokenizer()
+        self._stops = StopFilter(params.stop or ())
+        self._interval = stream_interval
+        self._tokens: list[int] = []
+        self._text = ""
+        self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
+        self._shown = Cursor()
+        self._lock = threading.Lock()
+        self._watchers: dict[object, Callable[[], None]] = {}
+        self._final_watchers: list[Callable[[], None]] = []
+
+    # -- the engine thread ------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Note that the request was admitted."""
+        with self._lock:
+            if not self.status.is_finished():
+                self.status = RequestStatus.RUNNING
+                self.started = time.monotonic()
+
+    def progress(self, done: int, cached: int) -> None:
+        """Note that `done` prompt tokens are in the KV cache, `cached` of them reused."""
+        self.prefilled, self.cached_tokens = done, cached
+
+    def push(self, token: Token) -> bool:
+        """Take the next token; True when the answer is finished (by this token or before it)."""
+        with self._lock:
+            if self.status.is_finished():
+                return True
+            self.prefilled = len(self.request.prompt_token_ids)
+            if self.first_token is None:
+                self.first_token = time.monotonic()
+            status = self._append(token)
+        if status is not None:
+            self.finish(status)
+        elif len(self._tokens) - self._shown.tokens >= self._interval:
+            self._show()
+        return status is not None
+
+    def _append(self, token: Token) -> RequestStatus | None:
+        if token.token_id in self._ends:
+            self._flush()
+            return RequestStatus.FINISHED_STOPPED
+        text = self._detokenizer.add(token.token_id)
+        self._tokens.append(token.token_id)
+        if self._logprobs is not None and token.logprob is not None:
+            self._logprobs.append(token.logprob)
+        passed, stopped = self._stops.push(text)
+        self._text += passed
+        if stopped:
+            return RequestStatus.FINISHED_STOPPED
+        if len(self._tokens) >= self.limit:
+            return RequestStatus.FINISHED_STOPPED if self._flush() else RequestStatus.FINISHED_LENGTH_CAPPED
+        return None
+
+    def _flush(self) -> bool:
+        """Let held-back text through; True if it completes a stop string."""
+        passed, stopped = self._stops.push(self._detokenizer.finish())
+        self._text += passed if stopped else passed + self._stops.flush()
+        return stopped
+
+    # -- any thread -------------------------------------------------------------------------------------
+
+    def finish(self, status: RequestStatus, error: BaseException | None = None) -> bool:
+        """End the answer and wake everyone; False if it had ended before."""
+        with self._lock:
+            if self.status.is_finished():
+                return False
+            self.status, self.error, self.ended = status, error, time.monotonic()
+            final, self._final_watchers = self._final_watchers, []
+        self._show()
+        for wake in final:
+            wake()
+        return True
+
+    def _show(self) -> None:
+        with self._lock:
+            self._shown = Cursor(len(self._tokens), len(self._text), self.status.is_finished())
+            watchers = list(self._watchers.values())
+        for wake in watchers:
+            wake()
+
+    def watch(self, key: object, wake: Callable[[], None]) -> None:
+        """Have `wake` called (on the engine's or the aborting thread; it must not block) when there is news."""
+        with self._lock:
+            self._watchers[key] = wake
+
+    def unwatch(self, key: object) -> None:
+        """Undo `watch`."""
+        with self._lock:
+            self._watchers.pop(key, None)
+
+    def on_finish(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called once, when the answer ends, or now if it has."""
+        with self._lock:
+            if not self.status.is_finished():
+                self._final_watchers.append(wake)
+                return
+        wake()
+
+    def take(self, cursor: Cursor) -> RequestOutput | None:
+        """What is new to this consumer, moving its cursor on; None if nothing is."""
+        with self._lock:
+            shown = self._shown
+            if shown == cursor:
+                return None
+            output = self._output(cursor, shown)
+        cursor.tokens, cursor.chars, cursor.finished = shown.tokens, shown.chars, shown.finished
+        return output
+
+    def final(self) -> RequestOutput:
+        """The whole answer as one output."""
+        with self._lock:
+            return self._output(
+                Cursor(), Cursor(len(self._tokens), len(self._text), self.status.is_finished())
+            )
+
+    def _output(self, since: Cursor, upto: Cursor) -> RequestOutput:
+        text, tokens = self._text[: upto.chars], self._tokens[: upto.tokens]
+        return RequestOutput(
+            request_id=self.request.request_id,
+            new_token_ids=tokens[since.tokens :],
+            new_text=text[since.chars :],
+            output_token_ids=tokens,
+            output_text=text,
+            finished=upto.finished,
+            finish_reason=self.status.get_finish_reason() if upto.finished else None,
+            prompt_tokens=len(self.request.prompt_token_ids),
+            completion_tokens=len(tokens),
+            cached_tokens=self.cached_tokens,
+            logprobs=None if self._logprobs is None else self._logprobs[: upto.tokens],
+            error=self.error if upto.finished else None,
+            timings=self.timings(),
+        )
+
+    def timings(self) -> dict[str, float]:
+        """Seconds: ``queue_s``, ``ttft_s`` and ``total_s``, as far as they are known."""
+        begin, now = self.request.arrival, self.ended or time.monotonic()
+        known = {"queue_s": self.started, "ttft_s": self.first_token, "total_s": now}
+        return {name: at - begin for name, at in known.items() if at is not None}
+
+    def describe(self, now: float) -> dict[str, object]:
+        """The request's row in ``get_stats()["requests"]``."""
+        with self._lock:
+            total, made = len(self.request.prompt_token_ids), len(self._tokens)
+            first, running = self.first_token, self.status is RequestStatus.RUNNING
+            decoding = running and first is not None
+            phase = "decode" if decoding else "prefill" if running else "waiting"
+            elapsed = now - first if first is not None else 0.0
+            return {
+                "request_id": self.request.request_id,
+                "status": self.status.value,
+                "phase": phase,
+                "prompt_tokens": total,
+                "prefilled_tokens": self.prefilled,
+                "completion_tokens": made,
+                "max_tokens": self.limit,
+                "progress": made / self.limit
+                if decoding and self.limit
+                else self.prefilled / total
+                if total
+                else 0.0,
+                "elapsed_s": now - self.request.arrival,
+                "ttft_s": None if first is None else first - self.request.arrival,
+                "tokens_per_second": made / elapsed if elapsed > 0 else 0.0,
+                "cache_hit_type": "prefix" if self.cached_tokens else "miss",
+                "cached_tokens": self.cached_tokens,
+                "prompt_preview": self.request.preview,
+            }

@@ -1,0 +1,166 @@
+"""AsyncEngineCore: the handle that lives on a notebook's event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from ..config import EngineConfig
+from ..outputs import LoadProgress, RequestOutput
+from ..sampling import SamplingParams
+from .core import EngineCore, Prompt
+from .stream import OutputStream
+
+__all__ = ["AsyncEngineCore"]
+
+
+class AsyncEngineCore:
+    """An `EngineCore` that starts without being awaited and may be used from any loop and any thread.
+
+    Use it as ``async with AsyncEngineCore(model, tokenizer) as engine:``, or `start` and ``await stop()``.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, config: EngineConfig | None = None) -> None:
+        self._engine = EngineCore(model, tokenizer, config)
+
+    @classmethod
+    def over(cls, engine: EngineCore) -> AsyncEngineCore:
+        """A handle on an engine that exists."""
+        handle = cls.__new__(cls)
+        handle._engine = engine
+        return handle
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | Path,
+        config: EngineConfig | None = None,
+        *,
+        adapter_path: str | Path | None = None,
+        trust_remote_code: bool = False,
+        on_progress: Callable[[LoadProgress], None] | None = None,
+    ) -> AsyncEngineCore:
+        """An engine that loads its model on its own thread once it is started.
+
+        Parameters
+        ----------
+        model : str or Path
+            Hub id, folder, ``.gguf`` file, alias or "demo".
+        on_progress : callable, optional
+            Gets `LoadProgress` on the engine thread.
+
+        Raises
+        ------
+        UnknownModelError
+            At once, for a name that is none of these. What loading raises comes from `start` or the first use.
+        """
+        from ..backends.pretrained import Pretrained
+
+        factory = Pretrained(str(model), adapter_path=adapter_path, trust_remote_code=trust_remote_code)
+        config = config or EngineConfig(model_name=factory.name)
+        return cls.over(EngineCore(None, None, config, backend=factory, on_progress=on_progress))
+
+    @property
+    def engine(self) -> EngineCore:
+        """The engine behind this handle."""
+        return self._engine
+
+    @property
+    def engine_id(self) -> str:
+        """The engine's id."""
+        return self._engine.engine_id
+
+    async def __aenter__(self) -> AsyncEngineCore:
+        await self._engine.start()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._engine.stop()
+
+    def start(self) -> None:
+        """Start the engine thread and return at once; what is asked meanwhile waits for it."""
+        self._engine.launch()
+
+    async def stop(self) -> None:
+        """As `EngineCore.stop`."""
+        await self._engine.stop()
+
+    def is_running(self) -> bool:
+        """As `EngineCore.is_running`."""
+        return self._engine.is_running()
+
+    async def add_request(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        images: Sequence[Any] | None = None,
+        videos: Sequence[Any] | None = None,
+        prefix_boundary: int = 0,
+        **kwargs: Any,
+    ) -> str:
+        """As `EngineCore.add_request`."""
+        return await self._engine.add_request(
+            prompt, sampling_params, request_id, images, videos, prefix_boundary, **kwargs
+        )
+
+    async def abort_request(self, request_id: str) -> bool:
+        """As `EngineCore.abort_request`."""
+        return self._engine.abort(request_id)
+
+    def stream_outputs(self, request_id: str, timeout: float | None = None) -> OutputStream:
+        """As `EngineCore.stream_outputs`."""
+        return self._engine.stream_outputs(request_id, timeout)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        **kwargs: Any,
+    ) -> RequestOutput:
+        """As `EngineCore.generate`."""
+        return await self._engine.generate(prompt, sampling_params, request_id, **kwargs)
+
+    def generate_batch_sync(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        errors: Literal["raise", "return"] = "raise",
+    ) -> list[RequestOutput]:
+        """As `EngineCore.generate_batch_sync`."""
+        return self._engine.generate_batch_sync(prompts, sampling_params, errors=errors)
+
+    def stream_sync(self, request_id: str, timeout: float | None = None) -> Iterator[RequestOutput]:
+        """As `EngineCore.stream_sync`."""
+        return self._engine.stream_sync(request_id, timeout)
+
+    def get_stats(self) -> dict[str, Any]:
+        """As `EngineCore.get_stats`."""
+        return self._engine.get_stats()
+
+    def get_cache_stats(self) -> dict[str, float] | None:
+        """As `EngineCore.get_cache_stats`."""
+        return self._engine.get_cache_stats()
+
+    def save_cache_to_disk(self, cache_dir: str | Path) -> bool:
+        """As `EngineCore.save_cache_to_disk`."""
+        return self._engine.save_cache_to_disk(cache_dir)
+
+    def load_cache_from_disk(self, cache_dir: str | Path) -> int:
+        """As `EngineCore.load_cache_from_disk`."""
+        return self._engine.load_cache_from_disk(cache_dir)
+
+    def clear_prefix_cache(self) -> None:
+        """As `EngineCore.clear_prefix_cache`."""
+        self._engine.clear_prefix_cache()
+
+    def clear_runtime_caches(self) -> dict[str, Any] | None:
+        """As `EngineCore.clear_runtime_caches`."""
+        return self._engine.clear_runtime_caches()
+
+    def close(self) -> None:
+        """As `EngineCore.close`."""
+        self._engine.close()

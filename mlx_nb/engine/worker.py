@@ -1,0 +1,340 @@
+"""The engine's one thread: it makes the backend, steps it, and is the only one to touch an array.
+
+It never waits for an event loop: others post commands under a lock and listen for results; whatever they do,
+stepping goes on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import TypeVar
+
+from ..backends.base import Backend, BackendFactory, CacheStats, Fault, Memory, Prefilled, Token
+from ..config import EngineConfig
+from ..errors import EngineStopped
+from ..outputs import LoadProgress
+from ..request import RequestStatus
+from ..scheduler import Scheduler
+from .answer import Answer
+from .gil import BusyInterval
+from .stats import Counters
+
+__all__ = ["Worker"]
+
+log = logging.getLogger("mlx_nb")
+T = TypeVar("T")
+
+MEMORY_READ_EVERY_S = 0.2
+_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+class Worker:
+    """A thread from `start` to `stop`; made anew for each start.
+
+    Attributes
+    ----------
+    state : {"loading", "running", "stopped", "failed"}
+    failure : BaseException or None
+        What made it "failed".
+    backend : Backend or None
+        None until loaded.
+    memory, cache_stats
+        As last read by the thread; safe to look at from any.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        factory: BackendFactory,
+        counters: Counters,
+        on_progress: Callable[[LoadProgress], None],
+    ) -> None:
+        self.state = "loading"
+        self.failure: BaseException | None = None
+        self.backend: Backend | None = None
+        self.memory = Memory()
+        self.cache_stats: CacheStats | None = None
+        self.counters = counters
+        self._config = config
+        self._factory: BackendFactory | None = factory
+        self._on_progress = on_progress
+        self._scheduler = Scheduler(config.scheduler_config)
+        self._live: dict[str, Answer] = {}
+        self._changed = threading.Condition()
+        self._inbox: list[Callable[[], None]] = []
+        self._stopping: BaseException | None = None
+        self._when_ready: list[Callable[[], None]] = []
+        self._when_over: list[Callable[[], None]] = []
+        self._memory_read = 0.0
+        self._interval = BusyInterval()
+        self._after: Worker | None = None
+        self._thread = threading.Thread(target=self._run, name="mlx-engine", daemon=True)
+        _workers.add(self)
+
+    # -- any thread -------------------------------------------------------------------------------------
+
+    def start(self, after: Worker | None = None) -> None:
+        """Begin; the new thread first waits for the end of `after`, which must have been told to stop."""
+        self._after = after
+        self._thread.start()
+
+    def submit(self, answer: Answer) -> None:
+        """Queue a request; EngineStopped if it is too late for that."""
+        self._post(lambda: self._admit(answer))
+
+    def discard(self, answer: Answer) -> None:
+        """Drop the work for an answer that has ended."""
+        try:
+            self._post(lambda: self._drop(answer))
+        except EngineStopped:
+            pass  # its work ended with the thread
+
+    def call(self, action: Callable[[Backend], T]) -> concurrent.futures.Future[T]:
+        """Have `action(backend)` done on the engine thread, between two steps."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                if self.backend is None:
+                    raise stopped_error(self)
+                future.set_result(action(self.backend))
+            except BaseException as error:  # the caller's to handle
+                future.set_exception(error)
+            self._read(now=True)
+
+        self._post(run)
+        return future
+
+    def stop(self, reason: BaseException) -> None:
+        """Tell the thread to end; `reason` goes to all live requests. Returns at once."""
+        with self._changed:
+            if self._stopping is None:
+                self._stopping = reason
+            self._changed.notify_all()
+
+    @property
+    def ending(self) -> bool:
+        """Whether it was told to stop."""
+        return self._stopping is not None
+
+    def when_ready(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called once loading has ended, well or not."""
+        self._when(self._when_ready, wake, lambda: self.state != "loading")
+
+    def when_over(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called once the thread is at its end."""
+        self._when(self._when_over, wake, lambda: self.state in ("stopped", "failed"))
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the thread's end."""
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests not admitted yet."""
+        return self._scheduler.num_waiting + len(self._inbox)
+
+    @property
+    def num_running(self) -> int:
+        """Requests in prefill or decode."""
+        return self._scheduler.num_running
+
+    def _post(self, command: Callable[[], None]) -> None:
+        with self._changed:
+            if self._stopping is not None or self.state in ("stopped", "failed"):
+                raise stopped_error(self)
+            self._inbox.append(command)
+            self._changed.notify_all()
+
+    def _when(
+        self, wakes: list[Callable[[], None]], wake: Callable[[], None], over: Callable[[], bool]
+    ) -> None:
+        with self._changed:
+            if not over():
+                wakes.append(wake)
+                return
+        wake()
+
+    # -- the thread -------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        state, failure = "stopped", None
+        try:
+            if self._after is not None:
+                self._after.join()
+                self._after = None
+            factory, self._factory = self._factory, None
+            assert factory is not None
+            self.backend = factory(self._config, self._on_progress)
+            del factory
+            self._read(now=True)
+            self._become("running")
+            self._serve()
+        except BaseException as error:
+            if self.state == "running":
+                log.exception("mlx_nb: the engine thread failed")
+            state, failure = "failed", error
+        self._end(state, failure)
+
+    def _become(self, state: str) -> None:
+        with self._changed:
+            self.state = state
+            self._changed.notify_all()
+            wakes, self._when_ready = self._when_ready, []
+            if state in ("stopped", "failed"):
+                wakes += self._when_over
+                self._when_over = []
+        for wake in wakes:
+            wake()
+
+    def _serve(self) -> None:
+        while (commands := self._wait()) is not None:
+            for command in commands:
+                command()
+            if self._scheduler:
+                self._step()
+
+    def _wait(self) -> list[Callable[[], None]] | None:
+        """Commands to do; blocks while there is nothing to do at all. None when it is time to stop."""
+        with self._changed:
+            if not (self._inbox or self._scheduler or self._stopping):
+                self._interval.leave()
+                self._changed.wait_for(lambda: self._inbox or self._stopping)
+            self._interval.enter()
+            if self._stopping is not None:
+                return None
+            commands, self._inbox = self._inbox, []
+            return commands
+
+    def _step(self) -> None:
+        backend = self.backend
+        assert backend is not None
+        for request in self._scheduler.schedule():
+            self._live[request.request_id].begin()
+            try:
+                backend.insert([request])
+            except Exception as error:
+                self._fault(request.request_id, error)
+        prefilled = made = 0
+        ended: list[str] = []
+        for event in backend.next():
+            answer = self._live.get(event.request_id)
+            if answer is None:
+                continue
+            match event:
+                case Prefilled():
+                    prefilled += max(0, event.done - max(answer.prefilled, event.cached))
+                    answer.progress(event.done, event.cached)
+                    self._scheduler.prefilled(event.request_id, event.total - event.done)
+                case Token():
+                    made += 1
+                    if self._push(answer, event):
+                        ended.append(event.request_id)
+                case Fault():
+                    self._fault(event.request_id, event.error)
+        if ended:
+            self._finish(backend, ended)
+        self.counters.step(prefilled, made)
+        self._read(now=not self._scheduler)
+
+    def _push(self, answer: Answer, token: Token) -> bool:
+        try:
+            return answer.push(token)
+        except Exception as error:  # its detokenizer, say: this request's fault alone
+            answer.finish(RequestStatus.FINISHED_ERROR, error)
+            return True
+
+    def _finish(self, backend: Backend, request_ids: list[str]) -> None:
+        whole = []
+        for request_id in request_ids:
+            self._scheduler.remove(request_id)
+            answer = self._live.pop(request_id)
+            self.counters.processed += 1
+            if answer.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED):
+                whole.append(request_id)
+        backend.remove(whole, keep=True)
+        backend.remove([i for i in request_ids if i not in whole], keep=False)
+
+    def _fault(self, request_id: str, error: BaseException) -> None:
+        self._scheduler.remove(request_id)
+        answer = self._live.pop(request_id, None)
+        if answer is not None:
+            self.counters.processed += 1
+            answer.finish(RequestStatus.FINISHED_ERROR, error)
+
+    def _admit(self, answer: Answer) -> None:
+        if not answer.status.is_finished():
+            self._live[answer.request.request_id] = answer
+            self._scheduler.add(answer.request)
+            self.counters.prompt_total += len(answer.request.prompt_token_ids)
+
+    def _drop(self, answer: Answer) -> None:
+        request_id = answer.request.request_id
+        if self._live.get(request_id) is not answer:
+            return
+        del self._live[request_id]
+        self.counters.processed += 1
+        if self._scheduler.remove(request_id):
+            assert self.backend is not None
+            self.backend.remove([request_id], keep=False)
+            self._read(now=True)
+
+    def _read(self, *, now: bool) -> None:
+        """Take the memory readings that other threads look at; a few times a second while busy."""
+        clock = time.monotonic()
+        if self.backend is not None and (now or clock - self._memory_read > MEMORY_READ_EVERY_S):
+            self._memory_read = clock
+            self.memory = self.backend.memory()
+            self.cache_stats = self.backend.cache_stats()
+
+    def _end(self, state: str, failure: BaseException | None) -> None:
+        with self._changed:
+            self.failure = failure
+            self._stopping = self._stopping or failure
+            reason = failure or self._stopping
+            commands, self._inbox = self._inbox, []
+        assert reason is not None
+        # What was posted too late still gets an answer: admit it, so that it ends below; calls fail.
+        for command in commands:
+            command()
+        for answer in self._live.values():
+            answer.finish(RequestStatus.FINISHED_ERROR, reason)
+        self._live.clear()
+        self._scheduler.clear()
+        backend, self.backend = self.backend, None
+        try:
+            if backend is not None:
+                backend.close()
+        except Exception:
+            log.exception("mlx_nb: closing the backend failed")
+        del backend
+        self.memory, self.cache_stats = Memory(limit=self.memory.limit), None
+        self._interval.leave()
+        self._become(state)
+
+
+def stopped_error(worker: Worker) -> EngineStopped:
+    """Why a worker takes nothing more."""
+    if worker.failure is not None:
+        error = EngineStopped(f"the engine failed ({worker.failure}); start it again")
+        error.__cause__ = worker.failure
+        return error
+    return EngineStopped("the engine is stopped; start it again")
+
+
+@atexit.register
+def _stop_all() -> None:
+    """End every engine thread before the interpreter does: one still inside MLX at exit crashes the process."""
+    for worker in list(_workers):
+        worker.stop(EngineStopped("the process is exiting"))
+    for worker in list(_workers):
+        worker.join(30)

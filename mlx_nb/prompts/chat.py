@@ -1,0 +1,56 @@
+"""Messages to tokens. The only caller of ``apply_chat_template``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..backends.base import Codec
+from ..errors import RequestError
+
+__all__ = ["Message", "chat_tokens", "messages_for"]
+
+Message = Mapping[str, Any]
+
+
+def messages_for(prompt: str, system: str | None = None) -> list[Message]:
+    """A question as messages."""
+    before: list[Message] = [{"role": "system", "content": system}] if system else []
+    return [*before, {"role": "user", "content": prompt}]
+
+
+def chat_tokens(
+    codec: Codec,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    thinking: bool | None = None,
+) -> list[int]:
+    """Token ids of a conversation, ready for the assistant's turn.
+
+    A model without a chat template gets the messages' texts, a blank line between them.
+
+    Raises
+    ------
+    RequestError
+        When the template refuses the messages, or tools and thinking are asked of a model without a template.
+    """
+    tokenizer = codec.chat_tokenizer
+    if not getattr(tokenizer, "has_chat_template", False):
+        if tools or thinking is not None:
+            raise RequestError("this model has no chat template: leave tools and thinking out")
+        return codec.encode("\n\n".join(str(message["content"]) for message in messages))
+    options: dict[str, Any] = {}
+    if tools:
+        options["tools"] = list(tools)
+    if thinking is not None:
+        options["enable_thinking"] = thinking
+    try:
+        tokens = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=True, **options)
+    except Exception as error:
+        raise RequestError(f"the model's chat template refuses these messages: {_line(error)}") from error
+    return [int(token) for token in tokens]
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

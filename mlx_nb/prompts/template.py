@@ -1,0 +1,90 @@
+"""``{{ name }}`` in a prompt.
+
+Double braces only: single braces are always literal, and what a variable holds is never expanded again. Blocks
+(``{% if … %}``) are for DataFrame templates; in a cell they are literal too.
+"""
+
+from __future__ import annotations
+
+import builtins
+import difflib
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..errors import TemplateError
+
+__all__ = ["Template"]
+
+_NEVER = "\x00{}\x00"
+"""A delimiter that no prompt holds: switches a piece of Jinja's syntax off."""
+
+
+class Template:
+    """A prompt with names to fill in.
+
+    Raises
+    ------
+    TemplateError
+        For text that doesn't parse.
+
+    Attributes
+    ----------
+    names : frozenset of str
+        Variables it uses.
+    """
+
+    def __init__(self, text: str, *, blocks: bool = False) -> None:
+        self.text = text
+        self.names: frozenset[str] = frozenset()
+        self._compiled: Any = None
+        if "{{" in text or (blocks and "{%" in text):
+            self._compile(text, blocks)
+
+    def _compile(self, text: str, blocks: bool) -> None:
+        import jinja2
+        import jinja2.meta
+
+        environment = _environment(blocks)
+        try:
+            self.names = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(text)))
+            self._compiled = environment.from_string(text)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(
+                f"the prompt's {{{{ }}}} can't be read (line {error.lineno}: {error.message}): correct it, or write "
+                "{{ '{{' }} for two braces"
+            ) from error
+
+    def require(self, known: Iterable[str], *, kind: str = "name") -> None:
+        """Raise TemplateError if the template uses a name that isn't `known`, nor one of Python's own."""
+        names = set(known)
+        for name in sorted(self.names - names):
+            if not hasattr(builtins, name):
+                close = difflib.get_close_matches(name, names, n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+                raise TemplateError(f"the prompt uses {{{{ {name} }}}}, and there is no {kind} {name!r}{hint}")
+
+    def render(self, values: Mapping[str, Any]) -> str:
+        """The text with its values in place; what an expression raises comes as TemplateError."""
+        if self._compiled is None:
+            return self.text
+        context = {name: values[name] if name in values else getattr(builtins, name, None) for name in self.names}
+        try:
+            return str(self._compiled.render(context))
+        except Exception as error:
+            raise TemplateError(f"the prompt's {{{{ }}}} failed: {type(error).__name__}: {error}") from error
+
+
+@functools.cache
+def _environment(blocks: bool) -> Any:
+    import jinja2
+
+    syntax = {
+        "comment_start_string": _NEVER.format("c"),
+        "comment_end_string": _NEVER.format("/c"),
+    }
+    if not blocks:
+        syntax |= {"block_start_string": _NEVER.format("b"), "block_end_string": _NEVER.format("/b")}
+    return jinja2.Environment(
+        undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False, **syntax  # noqa: S701
+    )

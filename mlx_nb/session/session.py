@@ -1,0 +1,204 @@
+"""Engines by name, the one in use, and prompts on their way to them.
+
+There is one session a process, shared by magics, DataFrames and scripts. It touches neither notebooks nor arrays.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..config import EngineConfig
+from ..engine.async_core import AsyncEngineCore
+from ..engine.core import EngineCore, Prompt
+from ..errors import EngineNotStarted, MlxNbError
+from ..outputs import GenerationOutput, LoadProgress, RequestOutput
+from ..prompts.chat import Message, chat_tokens, messages_for
+
+__all__ = ["NamedEngine", "Session", "default_session", "prompt_for", "to_generation"]
+
+START_HINT = "no engine is running: start one with %mlx_engine start demo (or another model)"
+
+
+class NamedEngine:
+    """An engine of the session.
+
+    Attributes
+    ----------
+    name : str
+        What people call it.
+    model : str
+        The MODEL it was started with.
+    handle : AsyncEngineCore
+    """
+
+    def __init__(self, name: str, model: str, handle: AsyncEngineCore) -> None:
+        self.name, self.model, self.handle = name, model, handle
+
+    @property
+    def core(self) -> EngineCore:
+        """The engine itself."""
+        return self.handle.engine
+
+    def __repr__(self) -> str:
+        return f"<engine {self.name!r}: {self.model}, {self.core.state}>"
+
+
+class Session:
+    """The engines of this process by name. The last one started or chosen is the current one."""
+
+    def __init__(self) -> None:
+        self._engines: dict[str, NamedEngine] = {}
+        self._current: str | None = None
+
+    @property
+    def engines(self) -> dict[str, NamedEngine]:
+        """All engines, by name (a copy)."""
+        return dict(self._engines)
+
+    @property
+    def current(self) -> NamedEngine | None:
+        """The engine that is used when none is named."""
+        return self._engines.get(self._current) if self._current else None
+
+    def start(
+        self,
+        model: str,
+        *,
+        name: str | None = None,
+        config: EngineConfig | None = None,
+        adapter_path: str | Path | None = None,
+        trust_remote_code: bool = False,
+        on_progress: Callable[[LoadProgress], None] | None = None,
+    ) -> NamedEngine:
+        """Launch an engine, which loads on its own thread, and make it the current one. Returns at once.
+
+        An engine of this name that runs the same model is returned as it is; a stopped or failed one is replaced.
+
+        Raises
+        ------
+        UnknownModelError
+            For a name that is no model.
+        MlxNbError
+            When the name is taken by another model.
+        """
+        name = name or "default"
+        known = self._engines.get(name)
+        if known is not None and known.core.is_running():
+            if known.model != model:
+                raise MlxNbError(
+                    f"engine {name!r} runs {known.model}: stop it first (%mlx_engine stop), or choose another --name"
+                )
+            self._current = name
+            return known
+        handle = AsyncEngineCore.from_pretrained(
+            model,
+            config,
+            adapter_path=adapter_path,
+            trust_remote_code=trust_remote_code,
+            on_progress=on_progress,
+        )
+        if known is not None:
+            known.core.close()
+        return self.adopt(name, model, handle)
+
+    def adopt(self, name: str, model: str, handle: AsyncEngineCore) -> NamedEngine:
+        """Take an engine in under a name, start it and make it the current one."""
+        engine = NamedEngine(name, model, handle)
+        handle.start()
+        self._engines[name] = engine
+        self._current = name
+        return engine
+
+    def get(self, name: str | None = None) -> NamedEngine:
+        """The engine of this name, or the current one; EngineNotStarted if there is none that runs."""
+        if name is None:
+            engine = self.current
+            if engine is None:
+                raise EngineNotStarted(START_HINT)
+        else:
+            found = self._engines.get(name)
+            if found is None:
+                known = ", ".join(sorted(self._engines)) or "none"
+                raise EngineNotStarted(f"there is no engine {name!r} (running: {known})")
+            engine = found
+        if engine.core.state == "failed":
+            raise EngineNotStarted(
+                f"engine {engine.name!r} failed ({engine.core.failure}): start it again with "
+                f"%mlx_engine start {engine.model}"
+            )
+        return engine
+
+    def use(self, name: str) -> NamedEngine:
+        """Make an engine the current one."""
+        engine = self.get(name)
+        self._current = name
+        return engine
+
+    def forget(self, name: str) -> NamedEngine:
+        """Take an engine out of the session and tell it to stop; the caller may wait for its end."""
+        engine = self._engines.pop(self.find(name).name)
+        engine.core.stop_soon()
+        if self._current == engine.name:
+            self._current = next(reversed(self._engines), None)
+        return engine
+
+    def find(self, name: str | None = None) -> NamedEngine:
+        """As `get`, but an engine that failed or stopped is found as well."""
+        key = name or self._current
+        if key is None:
+            raise EngineNotStarted(START_HINT)
+        if key not in self._engines:
+            return self.get(key)
+        return self._engines[key]
+
+    def stop_all(self, timeout: float | None = None) -> None:
+        """Stop and close every engine."""
+        engines, self._engines, self._current = list(self._engines.values()), {}, None
+        for engine in engines:
+            engine.core.stop_soon()
+        for engine in engines:
+            engine.core.stop_now(timeout)
+            engine.core.close()
+
+
+@functools.cache
+def default_session() -> Session:
+    """The session that magics and DataFrames use."""
+    return Session()
+
+
+def prompt_for(
+    engine: EngineCore,
+    prompt: str | Sequence[Message],
+    *,
+    system: str | None = None,
+    raw: bool = False,
+    thinking: bool | None = None,
+    tools: Sequence[dict[str, Any]] | None = None,
+) -> Prompt:
+    """What to submit for a question or a conversation: its tokens by the model's chat template, or with `raw`
+    the text as it is."""
+    if isinstance(prompt, str):
+        if raw:
+            return prompt
+        prompt = messages_for(prompt, system)
+    return chat_tokens(engine.codec, prompt, tools=tools, thinking=thinking)
+
+
+def to_generation(output: RequestOutput) -> GenerationOutput:
+    """An engine's output as the notebook gives it."""
+    return GenerationOutput(
+        text=output.output_text,
+        tokens=output.output_token_ids,
+        prompt_tokens=output.prompt_tokens,
+        completion_tokens=output.completion_tokens,
+        finish_reason=output.finish_reason,
+        new_text=output.new_text,
+        finished=output.finished,
+        cached_tokens=output.cached_tokens,
+        logprobs=output.logprobs,
+        timings=output.timings,
+    )
