@@ -84,8 +84,11 @@ def test_the_version_is_the_one_installed() -> None:
     assert mlx_nb.__version__ == importlib.metadata.version("mlx-nb")
 
 
-# Needed without an import of ours: the browser half of tqdm.auto's bars and of every widget.
-USED_THROUGH_OTHERS = {"ipywidgets"}
+# Required without an import of ours, each for a reason.
+NOT_IMPORTED = {
+    "ipywidgets",  # the browser half of tqdm.auto's bars and of every widget
+    "mlx_vlm",  # installed with the rest, so that the image back end needs no second install
+}
 
 
 def normal(requirement: str) -> str:
@@ -108,7 +111,7 @@ def test_what_is_imported_is_required_and_what_is_required_is_imported() -> None
     imported = {normal(name) for name in foreign_imports()}
 
     assert imported - required - in_lab == set()
-    assert required - imported == USED_THROUGH_OTHERS
+    assert required - imported == NOT_IMPORTED
 
 
 @pytest.fixture(scope="module")
