@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import json
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -106,6 +107,7 @@ def load(
         notes.append(f"adapter {adapter_path}")
         if half_precision_is_emulated():
             _to_float32(model)
+    _check_memory(path, model)
     try:
         evaluate(model)
     except (RuntimeError, ValueError) as error:
@@ -317,6 +319,19 @@ def _to_float32(model: nn.Module) -> list[str]:
     )
     logger.info("%s.", note)
     return [note]
+
+
+def _check_memory(path: Path, model: nn.Module) -> None:
+    """Refuse what a CPU can't hold, before a single weight is read: swapping or being killed is worse."""
+    if not half_precision_is_emulated():
+        return  # GPUs have memory of their own, and MLX its limit
+    needed = sum(array.nbytes for _, array in _parameters(model))
+    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > 0.9 * present:
+        raise ModelLoadError(
+            f"{path.name} takes {needed / 1e9:.3g} GB in float32 and this computer's memory is "
+            f"{present / 1e9:.3g} GB: choose a smaller model."
+        )
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[str, mx.array]]:

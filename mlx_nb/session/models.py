@@ -57,6 +57,7 @@ _HUB_FILES = [
     "model*.safetensors",
     "tokenizer.model",
 ]
+_FORMS = "a Hub id (org/name), a folder, a .gguf file, an alias or 'demo'"
 _CONVERSION = 1  # raise it when the converter changes what it writes
 
 
@@ -78,29 +79,28 @@ def resolve(model: str | os.PathLike[str]) -> ModelSource:
         It is none of the possible things; the line says what it could be.
     """
     text = os.fspath(model).strip()
-    if isinstance(model, str) and text != DEMO:
+    if isinstance(model, str):
         text = aliases().get(text, text)
-    if text == DEMO:
-        return ModelSource("demo", DEMO, "SmolLM2-135M-Instruct")
-    if not text:
-        raise UnknownModelError(f"No model given: name {_forms()}.")
+        if text == DEMO:
+            return ModelSource("demo", DEMO, "SmolLM2-135M-Instruct")
+        if not text:
+            raise UnknownModelError(f"No model given: name {_FORMS}.")
     path = Path(text).expanduser()
-    is_file = text.lower().endswith(".gguf")
+    is_gguf = text.lower().endswith(".gguf")
     if path.is_dir():
         return ModelSource("folder", str(path.resolve()), path.resolve().name)
     if path.is_file():
-        if is_file:
+        if is_gguf:
             return ModelSource("gguf", str(path.resolve()), path.stem)
         raise UnknownModelError(f"{path} is a file but no .gguf: give the folder that holds the model.")
-    if is_file or isinstance(model, os.PathLike) or text.startswith(("/", ".", "~")):
-        raise UnknownModelError(f"There is no {'file' if is_file else 'folder'} {path}.")
+    if is_gguf or isinstance(model, os.PathLike) or text.startswith(("/", ".", "~")):
+        raise UnknownModelError(f"There is no {'file' if is_gguf else 'folder'} {path}.")
     if _HUB_ID.fullmatch(text):
         return ModelSource("hub", text, text)
     close = difflib.get_close_matches(text.lower(), [DEMO, *aliases()], n=3, cutoff=0.5)
-    if close:
-        hint = f"did you mean {' or '.join(close)}? A Hub id has the form org/name."
-    else:
-        hint = f"name {_forms()}."
+    hint = (
+        f"did you mean {' or '.join(close)}? A Hub id has the form org/name." if close else f"name {_FORMS}."
+    )
     raise UnknownModelError(f"Unknown model {text!r}: {hint}")
 
 
@@ -128,7 +128,7 @@ def fetch(source: ModelSource, on_progress: OnProgress | None = None) -> Path:
     except OSError as error:
         reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or error
         raise ModelLoadError(
-            f"{source.name} can't be stored in {cache_folder()}: {reason}. MLX_NB_CACHE names another place."
+            f"{source.name} can't be stored: {reason}. MLX_NB_CACHE and HF_HUB_CACHE name other places."
         ) from error
     return Path(source.value)
 
@@ -163,10 +163,6 @@ def cache_folder() -> Path:
     return Path(os.environ.get("MLX_NB_CACHE") or platformdirs.user_cache_dir("mlx_nb")).expanduser()
 
 
-def _forms() -> str:
-    return "a Hub id (org/name), a folder, a .gguf file, an alias or 'demo'"
-
-
 def _aliases_file() -> Path:
     return Path(platformdirs.user_config_dir("mlx_nb")) / "aliases.json"
 
@@ -196,13 +192,17 @@ def _cached_snapshot(repo: str) -> Path | None:
         folder = Path(snapshot_download(repo, allow_patterns=_HUB_FILES, local_files_only=True))
     except LocalEntryNotFoundError:
         return None
+    return folder if _complete(folder) else None
+
+
+def _complete(folder: Path) -> bool:
     index = folder / "model.safetensors.index.json"
     if index.exists():
         shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         weights = all((folder / shard).exists() for shard in shards)
     else:
         weights = any(folder.glob("model*.safetensors"))
-    return folder if weights and (folder / "config.json").exists() else None
+    return weights and (folder / "config.json").exists()
 
 
 def _download_snapshot(repo: str, report: OnProgress) -> Path:
@@ -210,7 +210,8 @@ def _download_snapshot(repo: str, report: OnProgress) -> Path:
 
     report(LoadProgress("download", f"Asking the Hub for {repo}"))
     try:
-        return Path(snapshot_download(repo, allow_patterns=_HUB_FILES, tqdm_class=_bar_class(repo, report)))
+        bar = _bar_class(repo, report)
+        folder = Path(snapshot_download(repo, allow_patterns=_HUB_FILES, tqdm_class=bar))
     except errors.GatedRepoError as error:
         problem = f"{repo} is gated: accept its terms on its Hub page, then run `hf auth login`."
         raise ModelLoadError(problem) from error
@@ -224,6 +225,15 @@ def _download_snapshot(repo: str, report: OnProgress) -> Path:
     except errors.HfHubHTTPError as error:
         first = (str(error).splitlines() or ["no reason given"])[0]
         raise ModelLoadError(f"The Hub refused {repo}: {first}. Try again later.") from error
+    except OSError:  # the disk, which concerns the caller
+        raise
+    except Exception as error:  # the Hub library has had two HTTP libraries, each with its own errors
+        raise ModelLoadError(f"Downloading {repo} failed ({error}): check the network, try again.") from error
+    if not _complete(folder):
+        raise ModelLoadError(
+            f"{repo} has no config.json with safetensors weights: choose another, or give a .gguf file."
+        )
+    return folder
 
 
 def _bar_class(repo: str, report: OnProgress) -> type[Any]:

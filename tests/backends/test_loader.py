@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -190,6 +191,19 @@ def test_elsewhere_the_checkpoint_keeps_its_own_precision(
     model = random_model()
     model.set_dtype(mx.bfloat16)
     assert loader.load(save(model, tmp_path / "half")).precision == "bfloat16"
+
+
+def test_a_model_that_would_not_fit_is_refused_before_it_is_read(
+    quantized_folder: Path, slow_half_precision: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_float32 = sum(value.nbytes for _, value in tree_flatten(random_model().parameters()))
+    assert (quantized_folder / "model.safetensors").stat().st_size < in_float32 / 2
+    pages = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": in_float32}
+    monkeypatch.setattr(os, "sysconf", pages.__getitem__)
+    with pytest.raises(ModelLoadError, match=r"GB in float32.* choose a smaller model"):
+        loader.load(quantized_folder)
+    pages["SC_PHYS_PAGES"] = 2 * in_float32
+    assert loader.load(quantized_folder).weight_bytes == in_float32
 
 
 # Adapters
