@@ -10,8 +10,10 @@ __all__ = ["GenerationOutput", "LoadProgress", "RequestOutput", "TokenLogprob"]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Natural log-probability of a chosen token, and the likeliest tokens in its place (token id to
-    log-probability, likeliest first)."""
+    """Natural log-probability of a chosen token.
+
+    `top` maps the likeliest tokens in its place to theirs, likeliest first.
+    """
 
     token_id: int
     logprob: float
@@ -89,8 +91,11 @@ class GenerationOutput:
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """How far a model's loading is: `stage` is "resolve", "download", "convert", "load" or "ready"; `fraction`
-    is 0 to 1, or None where it can't be known."""
+    """How far a model's loading is.
+
+    `stage` is "resolve", "download", "convert", "load" or "ready"; `fraction` is 0 to 1, or None where it can't
+    be known.
+    """
 
     stage: str
     message: str

@@ -11,14 +11,17 @@ from .validation import between, flag, integer, number
 __all__ = ["LogitsProcessor", "SamplingParams"]
 
 LogitsProcessor = Callable[[Any, Any], Any]
-"""``processor(tokens, logits) -> logits``: an int array of the row's tokens so far (prompt and output) and its
-logits, shape (1, vocabulary), as in mlx-lm."""
+"""``processor(tokens, logits) -> logits``, as in mlx-lm.
+
+`tokens` is an int array of the row's tokens so far (prompt and output), `logits` has shape (1, vocabulary).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Parameters of one request; the order in which they act is: logit_bias, penalties, processors, temperature,
-    top_k, top_p, min_p, draw.
+    """Parameters of one request.
+
+    They act in this order: logit_bias, penalties, processors, temperature, top_k, top_p, min_p, draw.
 
     Parameters
     ----------

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..codec import Codec
 from ..config import EngineConfig
 from ..outputs import LoadProgress, TokenLogprob
 from ..request import Request
@@ -19,8 +20,6 @@ __all__ = [
     "Backend",
     "BackendFactory",
     "CacheStats",
-    "Codec",
-    "Detokenizer",
     "Event",
     "Fault",
     "Memory",
@@ -75,8 +74,11 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes: MLX's `active`, pooled (`cache`) and `peak` memory, the `limit` this engine keeps to, and what the
-    running rows (`kv`) and stored prefixes (`prefix`) hold."""
+    """Bytes.
+
+    MLX's `active`, pooled (`cache`) and `peak` memory, the `limit` this engine keeps to, and what `weights`,
+    running rows (`kv`) and stored prefixes (`prefix`) hold.
+    """
 
     active: int = 0
     cache: int = 0
@@ -113,49 +115,6 @@ class CacheStats:
             "max_memory_mb": self.max_bytes / 2**20,
             "memory_utilization": self.current_bytes / self.max_bytes if self.max_bytes else 0.0,
         }
-
-
-class Detokenizer(Protocol):
-    """Tokens of one answer to text, a token at a time; text once given never changes."""
-
-    def add(self, token_id: int) -> str:
-        """Text that this token completes; empty while a character is incomplete."""
-        ...
-
-    def finish(self) -> str:
-        """Text still held back; incomplete bytes become U+FFFD."""
-        ...
-
-
-class Codec(Protocol):
-    """Text to token ids and back. Thread-safe; no arrays."""
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end an answer."""
-        ...
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Token ids are below this."""
-        ...
-
-    @property
-    def chat_tokenizer(self) -> Any:
-        """Has ``apply_chat_template``; only ``prompts.chat`` calls it."""
-        ...
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids, with exactly one BOS where the tokenizer defines one."""
-        ...
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of the tokens, special ones included."""
-        ...
-
-    def detokenizer(self) -> Detokenizer:
-        """A fresh one for one answer."""
-        ...
 
 
 class Backend(Protocol):

@@ -1,13 +1,14 @@
 """Text models in one continuous batch, over mlx-lm's BatchGenerator.
 
-The only file that knows BatchGenerator, its private parts included (a contract test watches them): rows share one
-sampler, so both of its batches must say which rows they sample next. Where an answer ends is decided above, so
-rows run without end here until they are removed.
+The only file that knows BatchGenerator, its private parts included (a contract test watches them): rows share
+one sampler, so both of its batches must say which rows they sample next. Where an answer ends is decided above,
+so rows run without end here until they are removed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 from collections.abc import Iterable, Sequence
@@ -177,11 +178,14 @@ class BatchBackend:
         """The tokens to prefill, cut where the prefix cache wants a checkpoint."""
         tokens = request.prompt_token_ids
         cuts = sorted({covered, *(b for b in self._boundaries(request) if b > covered), len(tokens)})
-        return [tokens[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+        return [tokens[a:b] for a, b in itertools.pairwise(cuts)]
 
     def _boundaries(self, request: Request) -> set[int]:
-        """Where to checkpoint: what the caller named and, for states that can't be trimmed to it later, the
-        last place from which the same prompt can be resumed."""
+        """Where to checkpoint.
+
+        At what the caller named and, for states that can't be trimmed later, at the last place from which the
+        same prompt can be resumed.
+        """
         if self._prefix is None:
             return set()
         last = len(request.prompt_token_ids) - 1
@@ -331,7 +335,7 @@ def _logprob(request: Request, response: Any) -> TokenLogprob:
         count = min(count, logprobs.shape[-1])
         ids = mx.argpartition(-logprobs, count - 1)[:count]
         values = logprobs[ids]
-        chosen: list[int] = ids.tolist()  # type: ignore[assignment]
+        chosen: list[int] = ids.tolist()
         pairs = zip(chosen, values.tolist(), strict=True)  # type: ignore[arg-type]
         top = dict(sorted(pairs, key=lambda pair: -pair[1]))
     return TokenLogprob(response.token, float(logprobs[response.token].item()), top)

@@ -14,8 +14,9 @@ __all__ = ["Pretrained"]
 
 
 class Pretrained:
-    """A `BackendFactory` for a Hub id, folder, ``.gguf`` file, alias or "demo". Keeps nothing loaded itself, so
-    that stopping an engine frees its model.
+    """A `BackendFactory` for a Hub id, folder, ``.gguf`` file, alias or "demo".
+
+    Keeps nothing loaded itself, so that stopping an engine frees its model.
 
     Raises
     ------

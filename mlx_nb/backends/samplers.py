@@ -130,8 +130,11 @@ class RowSampler:
 
 
 def _penalise(row: _Row, logits: mx.array) -> mx.array:
-    """Repetition (Keskar et al. 2019, arXiv:1909.05858: divide what is above zero, multiply what is below),
-    then presence and frequency (OpenAI's definition, subtracted)."""
+    """Penalise repetition, then presence and frequency.
+
+    Repetition as in Keskar et al. 2019 (arXiv:1909.05858), dividing what is above zero and multiplying what is
+    below; the others are subtracted, as OpenAI defines them.
+    """
     params, size = row.params, logits.shape[-1]
     if params.repetition_penalty != 1:
         seen = _seen(row, size)

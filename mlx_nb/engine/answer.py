@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..backends.base import Codec, Token
+from ..backends.base import Token
+from ..codec import Codec
 from ..outputs import RequestOutput, TokenLogprob
 from ..request import Request, RequestStatus
 from .stops import StopFilter
@@ -77,20 +78,18 @@ class Answer:
         """Note that `done` prompt tokens are in the KV cache, `cached` of them reused."""
         self.prefilled, self.cached_tokens = done, cached
 
-    def push(self, token: Token) -> bool:
-        """Take the next token; True when the answer is finished (by this token or before it)."""
+    def push(self, token: Token) -> RequestStatus | None:
+        """Take the next token; a finished status if the answer ends here, for `finish`, or has ended before."""
         with self._lock:
             if self.status.is_finished():
-                return True
+                return self.status
             self.prefilled = len(self.request.prompt_token_ids)
             if self.first_token is None:
                 self.first_token = time.monotonic()
             status = self._append(token)
-        if status is not None:
-            self.finish(status)
-        elif len(self._tokens) - self._shown.tokens >= self._interval:
+        if status is None and len(self._tokens) - self._shown.tokens >= self._interval:
             self._show()
-        return status is not None
+        return status
 
     def _append(self, token: Token) -> RequestStatus | None:
         if token.token_id in self._ends:

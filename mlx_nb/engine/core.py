@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from ..backends.base import Backend, BackendFactory, Codec, ModelInfo
+from ..backends.base import Backend, BackendFactory, ModelInfo
+from ..codec import Codec
 from ..config import EngineConfig
 from ..errors import EngineNotStarted, EngineStopped, ModelOwnershipError, RequestError
 from ..outputs import LoadProgress, RequestOutput
@@ -368,37 +369,29 @@ class EngineCore:
         if errors not in ("raise", "return"):
             raise ValueError(f"errors must be 'raise' or 'return', got {errors!r}")
         prompts = list(prompts)
-        if isinstance(sampling_params, SamplingParams) or sampling_params is None:
-            params: list[SamplingParams | None] = [sampling_params] * len(prompts)
-        else:
-            params = list(sampling_params)
-        if len(params) != len(prompts):
-            raise ValueError(
-                f"sampling_params has {len(params)} entries for {len(prompts)} prompts: give one or one each"
-            )
-        outputs: list[RequestOutput | None] = [None] * len(prompts)
+        rejected: dict[int, RequestOutput] = {}
         requests: dict[int, Request] = {}
-        for i, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
+        for i, (prompt, params) in enumerate(
+            zip(prompts, _one_each(sampling_params, len(prompts)), strict=True)
+        ):
             try:
-                requests[i] = self._request(prompt, param)
-            except (RequestError, ValueError, TypeError) as error:
+                requests[i] = self._request(prompt, params)
+            except ValueError as error:
                 if errors == "raise":
                     raise
-                outputs[i] = RequestOutput(f"rejected-{i}", finished=True, finish_reason="error", error=error)
+                rejected[i] = RequestOutput(
+                    f"rejected-{i}", finished=True, finish_reason="error", error=error
+                )
         answers = dict(zip(requests, self._enqueue(list(requests.values())), strict=True))
         try:
-            for i, answer in answers.items():
+            for answer in answers.values():
                 on_thread(answer.on_finish)
-                outputs[i] = answer.final()
         finally:
             for answer in answers.values():
                 self.release(answer)
-        done = [output for output in outputs if output is not None]
         if errors == "raise":
-            for output in done:
-                if output.error is not None:
-                    raise output.error
-        return done
+            return [_result(answer) for answer in answers.values()]
+        return [rejected[i] if i in rejected else answers[i].final() for i in range(len(prompts))]
 
     def _request(
         self,
@@ -625,13 +618,25 @@ def _result(answer: Answer) -> RequestOutput:
     return output
 
 
+def _one_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> Sequence[SamplingParams | None]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise ValueError(
+            f"sampling_params has {len(params)} entries for {count} prompts: give one, or one each"
+        )
+    return params
+
+
 def _preview(prompt: Prompt, codec: Codec) -> str:
     text = prompt[:400] if isinstance(prompt, str) else codec.decode(prompt[:40])
     return " ".join(text.split())[:120]
 
 
 def _batch_backend(model: Any, tokenizer: Any) -> BackendFactory:
-    def make(config: EngineConfig, on_progress: Callable[[LoadProgress], None]) -> Backend:
+    def make(config: EngineConfig, _: Callable[[LoadProgress], None]) -> Backend:
         from ..backends.batch import BatchBackend
 
         return BatchBackend(model, tokenizer, config)

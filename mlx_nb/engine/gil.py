@@ -14,36 +14,38 @@ __all__ = ["BUSY_INTERVAL_S", "BusyInterval"]
 
 BUSY_INTERVAL_S = 0.0005
 
-_lock = threading.Lock()
-_busy = 0
-_before = 0.0
-
 
 class BusyInterval:
     """One engine's share in the short interval: it holds while any engine has entered and not left."""
+
+    _lock = threading.Lock()
+    _busy = 0
+    _before = 0.0
+    _set = 0.0
 
     def __init__(self) -> None:
         self._entered = False
 
     def enter(self) -> None:
-        """This engine has work."""
-        global _busy, _before
+        """Note that this engine has work."""
         if self._entered:
             return
-        with _lock:
-            if _busy == 0:
-                _before = sys.getswitchinterval()
-                sys.setswitchinterval(min(_before, BUSY_INTERVAL_S))
-            _busy += 1
-            self._entered = True
+        self._entered = True
+        shared = BusyInterval
+        with shared._lock:
+            if shared._busy == 0:
+                shared._before = sys.getswitchinterval()
+                sys.setswitchinterval(min(shared._before, BUSY_INTERVAL_S))
+                shared._set = sys.getswitchinterval()
+            shared._busy += 1
 
     def leave(self) -> None:
-        """This engine is idle: what was set before comes back, unless someone changed it since."""
-        global _busy
+        """Note that it has none: what was set before comes back, unless someone changed it since."""
         if not self._entered:
             return
-        with _lock:
-            _busy -= 1
-            self._entered = False
-            if _busy == 0 and abs(sys.getswitchinterval() - min(_before, BUSY_INTERVAL_S)) < 1e-9:
-                sys.setswitchinterval(_before)
+        self._entered = False
+        shared = BusyInterval
+        with shared._lock:
+            shared._busy -= 1
+            if shared._busy == 0 and sys.getswitchinterval() == shared._set:
+                sys.setswitchinterval(shared._before)

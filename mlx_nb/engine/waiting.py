@@ -43,8 +43,10 @@ def on_thread(register: Register, timeout: float | None = None) -> bool:
 
 
 class LoopNews:
-    """News of one answer for one consumer on an event loop; steps closer together than `interval` seconds
-    arrive in one wake-up."""
+    """News of one answer for one consumer on an event loop.
+
+    Steps closer together than `interval` seconds arrive in one wake-up.
+    """
 
     def __init__(self, answer: Answer, interval: float) -> None:
         self._answer = answer

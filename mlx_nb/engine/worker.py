@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures
+import contextlib
 import logging
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable
 from typing import TypeVar
@@ -31,6 +33,8 @@ log = logging.getLogger("mlx_nb")
 T = TypeVar("T")
 
 MEMORY_READ_EVERY_S = 0.2
+_WHOLE = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+"""Answers that came to their own end: their KV state is worth keeping."""
 _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
@@ -90,10 +94,8 @@ class Worker:
 
     def discard(self, answer: Answer) -> None:
         """Drop the work for an answer that has ended."""
-        try:
+        with contextlib.suppress(EngineStopped):  # then its work ended with the thread
             self._post(lambda: self._drop(answer))
-        except EngineStopped:
-            pass  # its work ended with the thread
 
     def call(self, action: Callable[[Backend], T]) -> concurrent.futures.Future[T]:
         """Have `action(backend)` done on the engine thread, between two steps."""
@@ -182,7 +184,7 @@ class Worker:
         except BaseException as error:
             if self.state == "running":
                 log.exception("mlx_nb: the engine thread failed")
-            state, failure = "failed", error
+            state, failure = "failed", _detached(error)
         self._end(state, failure)
 
     def _become(self, state: str) -> None:
@@ -225,7 +227,7 @@ class Worker:
             except Exception as error:
                 self._fault(request.request_id, error)
         prefilled = made = 0
-        ended: list[str] = []
+        ended: dict[str, tuple[RequestStatus, BaseException | None]] = {}
         for event in backend.next():
             answer = self._live.get(event.request_id)
             if answer is None:
@@ -237,39 +239,36 @@ class Worker:
                     self._scheduler.prefilled(event.request_id, event.total - event.done)
                 case Token():
                     made += 1
-                    if self._push(answer, event):
-                        ended.append(event.request_id)
+                    if (end := _push(answer, event)) is not None:
+                        ended[event.request_id] = end
                 case Fault():
-                    self._fault(event.request_id, event.error)
-        if ended:
-            self._finish(backend, ended)
+                    ended[event.request_id] = (RequestStatus.FINISHED_ERROR, event.error)
         self.counters.step(prefilled, made)
+        self._finish(backend, ended)
         self._read(now=not self._scheduler)
 
-    def _push(self, answer: Answer, token: Token) -> bool:
-        try:
-            return answer.push(token)
-        except Exception as error:  # its detokenizer, say: this request's fault alone
-            answer.finish(RequestStatus.FINISHED_ERROR, error)
-            return True
-
-    def _finish(self, backend: Backend, request_ids: list[str]) -> None:
-        whole = []
-        for request_id in request_ids:
+    def _finish(self, backend: Backend, ended: dict[str, tuple[RequestStatus, BaseException | None]]) -> None:
+        """Clear up after requests that ended, and only then tell: whoever hears of it finds all in order."""
+        if not ended:
+            return
+        answers = {request_id: self._live.pop(request_id) for request_id in ended}
+        whole = [i for i, (status, _) in ended.items() if status in _WHOLE]
+        for request_id in ended:
             self._scheduler.remove(request_id)
-            answer = self._live.pop(request_id)
-            self.counters.processed += 1
-            if answer.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED):
-                whole.append(request_id)
         backend.remove(whole, keep=True)
-        backend.remove([i for i in request_ids if i not in whole], keep=False)
+        backend.remove([i for i in ended if i not in whole], keep=False)
+        self.counters.processed += len(ended)
+        if not self._scheduler:
+            self._read(now=True)
+        for request_id, (status, error) in ended.items():
+            answers[request_id].finish(status, None if error is None else _detached(error))
 
     def _fault(self, request_id: str, error: BaseException) -> None:
         self._scheduler.remove(request_id)
         answer = self._live.pop(request_id, None)
         if answer is not None:
             self.counters.processed += 1
-            answer.finish(RequestStatus.FINISHED_ERROR, error)
+            answer.finish(RequestStatus.FINISHED_ERROR, _detached(error))
 
     def _admit(self, answer: Answer) -> None:
         if not answer.status.is_finished():
@@ -320,6 +319,30 @@ class Worker:
         self.memory, self.cache_stats = Memory(limit=self.memory.limit), None
         self._interval.leave()
         self._become(state)
+
+
+def _push(answer: Answer, token: Token) -> tuple[RequestStatus, BaseException | None] | None:
+    try:
+        status = answer.push(token)
+    except Exception as error:  # its detokenizer's, say: this request's fault alone
+        return RequestStatus.FINISHED_ERROR, error
+    return None if status is None else (status, None)
+
+
+def _detached(error: BaseException) -> BaseException:
+    """The error with its traceback as a note.
+
+    The frames themselves would keep arrays and the model alive for as long as somebody holds the error.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        if link.__traceback__ is not None:
+            link.add_note(
+                "On the engine's thread:\n" + "".join(traceback.format_tb(link.__traceback__)).rstrip()
+            )
+            link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error
 
 
 def stopped_error(worker: Worker) -> EngineStopped:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..backends.base import Codec
+from ..codec import Codec
 from ..errors import RequestError
 
 __all__ = ["Message", "chat_tokens", "messages_for"]
@@ -46,7 +46,9 @@ def chat_tokens(
     if thinking is not None:
         options["enable_thinking"] = thinking
     try:
-        tokens = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=True, **options)
+        tokens = tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=True, tokenize=True, **options
+        )
     except Exception as error:
         raise RequestError(f"the model's chat template refuses these messages: {_line(error)}") from error
     return [int(token) for token in tokens]

@@ -62,13 +62,17 @@ class Template:
             if not hasattr(builtins, name):
                 close = difflib.get_close_matches(name, names, n=1)
                 hint = f"; did you mean {close[0]!r}?" if close else ""
-                raise TemplateError(f"the prompt uses {{{{ {name} }}}}, and there is no {kind} {name!r}{hint}")
+                raise TemplateError(
+                    f"the prompt uses {{{{ {name} }}}}, and there is no {kind} {name!r}{hint}"
+                )
 
     def render(self, values: Mapping[str, Any]) -> str:
         """The text with its values in place; what an expression raises comes as TemplateError."""
         if self._compiled is None:
             return self.text
-        context = {name: values[name] if name in values else getattr(builtins, name, None) for name in self.names}
+        context = {
+            name: values[name] if name in values else getattr(builtins, name, None) for name in self.names
+        }
         try:
             return str(self._compiled.render(context))
         except Exception as error:
@@ -79,12 +83,15 @@ class Template:
 def _environment(blocks: bool) -> Any:
     import jinja2
 
-    syntax = {
+    syntax: dict[str, Any] = {
         "comment_start_string": _NEVER.format("c"),
         "comment_end_string": _NEVER.format("/c"),
     }
     if not blocks:
         syntax |= {"block_start_string": _NEVER.format("b"), "block_end_string": _NEVER.format("/b")}
     return jinja2.Environment(
-        undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False, **syntax  # noqa: S701
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,
+        **syntax,
     )

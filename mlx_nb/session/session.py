@@ -179,8 +179,10 @@ def prompt_for(
     thinking: bool | None = None,
     tools: Sequence[dict[str, Any]] | None = None,
 ) -> Prompt:
-    """What to submit for a question or a conversation: its tokens by the model's chat template, or with `raw`
-    the text as it is."""
+    """What to submit for a question or a conversation.
+
+    Its tokens by the model's chat template, or with `raw` the text as it is.
+    """
     if isinstance(prompt, str):
         if raw:
             return prompt
