@@ -141,8 +141,8 @@ def evaluate(model: nn.Module) -> None:
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
-    held = [[dict(module), vars(module)] for _, module in model.named_modules()]
-    mx.eval([value for _, value in tree_flatten(held) if isinstance(value, mx.array)])
+    # A module is a dict that holds its arrays and its parts, private ones included.
+    mx.eval([value for _, value in tree_flatten(model) if isinstance(value, mx.array)])
 
 
 def half_precision_is_emulated() -> bool:

@@ -273,7 +273,7 @@ def _converted(file: Path, report: OnProgress) -> Path:
     emulated = half_precision_is_emulated()
     policy = "float32" if emulated else "kept"
     folder = cache_folder() / "gguf" / f"{file.stem}-{content_key(file)[:16]}-{policy}-{_CONVERSION}"
-    with _locked(folder):
+    with _locked(folder, report):
         if not (folder / "config.json").exists():
             report(LoadProgress("convert", f"Converting {file.name}", 0.0))
             dtype = "float32" if emulated else None
@@ -288,16 +288,20 @@ def _demo(report: OnProgress) -> Path:
     from . import demo
 
     file = cache_folder() / "demo" / demo.FILE
-    with _locked(file):
+    with _locked(file, report):
         if not file.exists():
             demo.fetch(file, report)
     return _converted(file, report)
 
 
 @contextmanager
-def _locked(target: Path) -> Iterator[None]:
+def _locked(target: Path, report: OnProgress) -> Iterator[None]:
     """Keep other processes from making the same thing at once; renaming keeps it whole either way."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with (target.parent / f".{target.name}.lock").open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report(LoadProgress("download", "Waiting for another process that is fetching the same model"))
+            fcntl.flock(stream, fcntl.LOCK_EX)
         yield

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,14 +155,16 @@ class Draft:
         self.family = family
         self.writer = GGUFWriter(path, family)
 
-    def add_model(self, model: Any, kind: str = "F32") -> dict[str, np.ndarray]:
-        """Add weights, matrices as `kind`; returns what a reader gets back, by mlx-lm's names."""
+    def add_model(self, model: Any, kind: str = "F32", **kinds: str) -> dict[str, np.ndarray]:
+        """Add weights, matrices as `kind` or as `kinds` says; returns what a reader gets back, by mlx-lm's names."""
         stored = {}
         for name, value in tree_flatten(model.parameters()):
             rows = gguf_values(self.family, name, value)
-            qtype = GGMLQuantizationType[kind if rows.ndim == 2 else "F32"]
+            stored_name = gguf_name(self.family, name)
+            matrix_kind = kinds.get(stored_name.split(".")[-2], kind)
+            qtype = GGMLQuantizationType[matrix_kind if rows.ndim == 2 else "F32"]
             data = quantize(rows, qtype)
-            self.writer.add_tensor(gguf_name(self.family, name), data, raw_dtype=qtype)
+            self.writer.add_tensor(stored_name, data, raw_dtype=qtype)
             stored[name] = np.array(value) if qtype.name == "F32" else dequantize(data, qtype)
         return stored
 
@@ -235,6 +237,19 @@ def test_kept_quantisation_is_the_same_numbers_in_fewer_bytes(
             np.array(restored), np.array(plain.layers[1].self_attn[name].weight), atol=1e-6
         )
     np.testing.assert_allclose(logits(kept), logits(plain), rtol=1e-3, atol=1e-2)
+
+
+def test_layers_quantised_differently_from_most_are_listed(
+    draft: Callable[..., Draft], tmp_path: Path
+) -> None:
+    original = random_model("qwen3")
+    file = draft("qwen3")
+    file.add_model(original, "Q4_1", token_embd="Q8_0")
+    out = gguf.convert(file.written, tmp_path / "out", keep_quantized=True, dtype="float32")
+    quantization = json.loads((out / "config.json").read_text())["quantization"]
+    eight_bits = {"group_size": 32, "bits": 8}
+    assert quantization == {"group_size": 32, "bits": 4, "model.embed_tokens": eight_bits}
+    assert mlx_lm.load(str(out))[0].model.embed_tokens.bits == 8
 
 
 def test_dequantised_weights_are_those_the_gguf_library_reads(
@@ -490,8 +505,10 @@ def sentencepiece_model() -> sentencepiece.SentencePieceProcessor:
     return sentencepiece.SentencePieceProcessor(model_proto=trained.getvalue())
 
 
-def write_sentencepiece(writer: GGUFWriter, model: sentencepiece.SentencePieceProcessor) -> None:
-    ids = range(model.get_piece_size())
+def write_sentencepiece(
+    writer: GGUFWriter, model: sentencepiece.SentencePieceProcessor, ids: Sequence[int] = ()
+) -> None:
+    ids = ids or range(model.get_piece_size())
     writer.add_tokenizer_model("llama")
     writer.add_token_list([model.id_to_piece(i) for i in ids])
     writer.add_token_scores([model.get_score(i) for i in ids])
@@ -515,6 +532,17 @@ def test_sentencepiece_tokens_are_sentencepieces_own(
             text
         )
         assert tokenizer.decode(sentencepiece_model.encode(text)) == text
+
+
+def test_scores_and_not_ids_say_what_merges_first(
+    convert_tokenizer: Callable[..., Any], sentencepiece_model: sentencepiece.SentencePieceProcessor
+) -> None:
+    # Unknown, BOS, EOS and the bytes stay; the pieces go in backwards.
+    ids = [*range(259), *reversed(range(259, sentencepiece_model.get_piece_size()))]
+    tokenizer = convert_tokenizer(lambda writer: write_sentencepiece(writer, sentencepiece_model, ids))
+    for text in TEXTS:
+        pieces = tokenizer.convert_ids_to_tokens(tokenizer.encode(text))
+        assert pieces[1:] == sentencepiece_model.encode(text, out_type=str), text
 
 
 def test_a_file_says_whether_a_space_and_a_bos_go_first(

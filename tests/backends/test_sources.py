@@ -1,5 +1,6 @@
 """What a MODEL means, and how each kind gets to be a folder on disk."""
 
+import fcntl
 import hashlib
 import http.server
 import json
@@ -381,6 +382,24 @@ def test_download_progress_is_passed_on(installer: Installer) -> None:
         sources.fetch(sources.resolve("demo"), seen.append)
     assert [progress.fraction for progress in seen] == [None, 0.0, 0.25]
     assert "1 of 4 MB" in seen[-1].message
+
+
+def test_one_process_waits_for_another_that_fetches_the_same(installer: Installer, tmp_path: Path) -> None:
+    installer("raise SystemExit('ERROR: nothing here')")
+    seen: list[LoadProgress] = []
+    lock = tmp_path / "cache" / "demo" / ".SmolLM2-135M-Instruct.Q4_1.gguf.lock"
+    lock.parent.mkdir(parents=True)
+
+    def let_go(progress: LoadProgress) -> None:
+        seen.append(progress)
+        fcntl.flock(other, fcntl.LOCK_UN)
+
+    with lock.open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(ModelLoadError, match="nothing here"):
+            sources.fetch(sources.resolve("demo"), let_go)
+    assert seen[0].message.startswith("Waiting for another process")
+    assert seen[1].message.startswith("Downloading")
 
 
 @pytest.mark.model
