@@ -78,6 +78,8 @@ export interface MonitorTraits {
 export interface ViewChange {
   kind: "view";
   view: string;
+  /** A message of a lower order than one that arrived is late, and ignored. */
+  order: number;
   open: boolean;
 }
 

@@ -245,7 +245,17 @@ describe("views", () => {
     visibility.mockReturnValue("visible");
     document.dispatchEvent(new Event("visibilitychange"));
     expect(views().map((message) => message.open)).toEqual([true, false, true]);
+    expect(views().map((message) => message.order)).toEqual([1, 2, 3]);
     visibility.mockRestore();
+  });
+
+  test("an open view says so again, as its first message may wait behind a busy cell", () => {
+    cleanUp();
+    vi.useFakeTimers();
+    model = new FakeModel();
+    cleanUp = monitor.render({ model, el });
+    vi.advanceTimersByTime(10_000);
+    expect(views().map(({ order, open }) => [order, open])).toEqual([[1, true], [1, true], [1, true]]);
   });
 
   test("clean-up detaches everything and says so once", () => {

@@ -17,7 +17,7 @@ import traitlets
 from .feed import Feed
 from .history import History
 from .protocol import Abort, EngineCommand, RequestProgress, RequestRow, ViewChange, parse_message
-from .readings import NOTHING_YET, Monitored, Reading, read, without_engine
+from .readings import NOTHING_YET, Monitored, Reading, one_line, read, without_engine
 from .static_view import as_html, as_text
 
 __all__ = ["MonitorWidget"]
@@ -100,12 +100,12 @@ class MonitorWidget(anywidget.AnyWidget):
                 case EngineCommand(command="abort_all"):
                     engine.abort_all()
                 case EngineCommand(command="clear_cache"):
-                    engine.clear_prefix_cache()
+                    engine.clear_prefix_cache_soon()
                 case EngineCommand(command="stop"):
                     engine.stop_soon()
         except Exception as error:  # a button must not end the thread that serves the others
             _log.warning("the monitor's %s failed", asked, exc_info=True)
-            self._notice = _one_line(error)
+            self._notice = one_line(error)
         else:
             self._notice = None
 
@@ -120,7 +120,7 @@ class MonitorWidget(anywidget.AnyWidget):
         except Exception as error:  # what can't be read is shown as that, not as the last good numbers
             _log.debug("the monitor can't read its engine", exc_info=True)
             self._reading = without_engine(
-                self._reading, "error", f"Can't read the engine: {_one_line(error)}"
+                self._reading, "error", f"Can't read the engine: {one_line(error)}"
             )
         if self._reading["engine"]["state"] in {"running", "idle"}:
             self._past.add(self._reading["load"]["decode"], self._reading["load"]["prefill"])
@@ -167,7 +167,3 @@ def _answer_on_a_subshell(comm: Any) -> None:
     """
     if getattr(comm, "_reply_subshell_for", None) is not None:
         comm._reply_subshell_for = lambda _data, default: default
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{error}".split()) or type(error).__name__

@@ -27,8 +27,22 @@ _PROMPT_CHARACTERS = 120
 _PHASES: Mapping[str, RequestPhase] = {"waiting": "waiting", "queued": "waiting", "prefill": "prefill"}
 
 
+class EngineInfo(Protocol):
+    """What is known of the engine's model; empty until it is loaded."""
+
+    @property
+    def precision(self) -> str:
+        """How the weights are kept: "4-bit", "float32", …."""
+
+    @property
+    def backend(self) -> str:
+        """What computes: "MLX 0.32, Metal", …."""
+
+
 class Monitored(Protocol):
     """What the monitor needs of an engine; every member may be used from any thread and returns at once.
+
+    `EngineCore` satisfies it.
 
     `get_stats()` holds the names of the engine's statistics and, for the monitor, `max_running` (rows that
     run at once), in `memory` also `weights`, `kv` and `prefix` (bytes), and in each row of `requests` a
@@ -41,21 +55,21 @@ class Monitored(Protocol):
         """The name a person would type to start the engine again."""
 
     @property
-    def info(self) -> Mapping[str, Any]:
-        """`precision` ("4-bit", "float32", …) and `backend` ("MLX 0.32, Metal", …)."""
+    def info(self) -> EngineInfo:
+        """What is known of the model."""
 
     @property
     def state(self) -> str:
-        """One of loading, running, stopped, failed."""
+        """One of loading, running, failed; anything else is an engine that is stopped."""
 
     @property
-    def failure(self) -> str | None:
-        """Why the engine failed, in one line."""
+    def failure(self) -> BaseException | None:
+        """Why the engine failed."""
 
     def get_stats(self) -> dict[str, Any]:
         """Return the statistics of this moment."""
 
-    def get_cache_stats(self) -> dict[str, Any] | None:
+    def get_cache_stats(self) -> Mapping[str, Any] | None:
         """Return the prefix cache's counters, or None without a cache."""
 
     def abort(self, request_id: str) -> bool:
@@ -64,10 +78,10 @@ class Monitored(Protocol):
     def abort_all(self) -> int:
         """Ask for the end of every request; return how many there were."""
 
-    def clear_prefix_cache(self) -> None:
-        """Drop the stored prefixes."""
+    def clear_prefix_cache_soon(self) -> None:
+        """Ask for the stored prefixes to be dropped, without waiting for it."""
 
-    def stop_soon(self) -> None:
+    def stop_soon(self) -> object:
         """Ask the engine to stop, without waiting for it."""
 
 
@@ -114,6 +128,13 @@ def without_engine(reading: Reading, state: MonitorState, failure: str | None = 
     }
 
 
+def one_line(error: BaseException | None) -> str:
+    """Return what `error` says, in one line."""
+    return " ".join(str(error or "").split()) or (
+        "no reason given" if error is None else type(error).__name__
+    )
+
+
 NOTHING_YET: Reading = {
     "engine": {
         "state": "stopped",
@@ -135,7 +156,7 @@ NOTHING_YET: Reading = {
 
 def _engine(engine: Monitored, *, busy: bool, notice: str | None) -> EngineBand:
     info = engine.info
-    failure = engine.failure
+    failure: str | None = None
     state: MonitorState
     match engine.state:
         case "loading":
@@ -143,15 +164,15 @@ def _engine(engine: Monitored, *, busy: bool, notice: str | None) -> EngineBand:
         case "running":
             state = "running" if busy else "idle"
         case "failed":
-            state, failure = "error", failure or "The engine gave no reason."
+            state, failure = "error", one_line(engine.failure)
         case _:
             state = "stopped"
     return {
         "state": state,
         "model": engine.model_name,
-        "precision": str(info.get("precision") or ""),
-        "backend": str(info.get("backend") or ""),
-        "failure": failure if state == "error" else None,
+        "precision": info.precision,
+        "backend": info.backend,
+        "failure": failure,
         "command": f"%mlx_engine start {shlex.quote(engine.model_name) if engine.model_name else 'MODEL'}",
         "notice": notice,
     }

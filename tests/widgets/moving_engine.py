@@ -7,6 +7,12 @@ from typing import Any
 TOKENS_PER_SECOND = 50.0
 
 
+@dataclass(frozen=True)
+class Info:
+    precision: str
+    backend: str
+
+
 @dataclass
 class _Request:
     request_id: str
@@ -25,9 +31,9 @@ class MovingEngine:
     model_name = "moving"
 
     def __init__(self) -> None:
-        self.info = {"precision": "float32", "backend": "no back end"}
+        self.info = Info("float32", "no back end")
         self.state = "running"
-        self.failure: str | None = None
+        self.failure: BaseException | None = None
         self.calls: list[tuple[str, ...]] = []
         self.times: list[float] = []
         self.reads = 0
@@ -91,8 +97,8 @@ class MovingEngine:
         self._finished += count
         return count
 
-    def clear_prefix_cache(self) -> None:
-        self._called("clear_prefix_cache")
+    def clear_prefix_cache_soon(self) -> None:
+        self._called("clear_prefix_cache_soon")
 
     def stop_soon(self) -> None:
         self._called("stop_soon")

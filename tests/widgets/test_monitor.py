@@ -14,8 +14,9 @@ from moving_engine import MovingEngine
 
 from mlx_nb.widgets import MonitorWidget
 from mlx_nb.widgets.feed import Feed
+from mlx_nb.widgets.protocol import ViewChange
 
-VIEW = {"kind": "view", "view": "v1", "open": True}
+VIEW = {"kind": "view", "view": "v1", "order": 1, "open": True}
 
 
 class Browser:
@@ -36,11 +37,11 @@ class Browser:
     def send(self, content: dict[str, Any]) -> None:
         self.widget._handle_custom_msg(content, [])
 
-    def look(self, view: str = "v1") -> None:
-        self.send({"kind": "view", "view": view, "open": True})
+    def look(self, view: str = "v1", order: int = 1) -> None:
+        self.send({"kind": "view", "view": view, "order": order, "open": True})
 
-    def look_away(self, view: str = "v1") -> None:
-        self.send({"kind": "view", "view": view, "open": False})
+    def look_away(self, view: str = "v1", order: int = 2) -> None:
+        self.send({"kind": "view", "view": view, "order": order, "open": False})
 
 
 @pytest.fixture
@@ -130,6 +131,16 @@ def test_updates_end_when_the_last_view_closes(engine: MovingEngine, browser: Br
     assert engine.reads == reads
 
 
+def test_a_late_open_does_not_bring_a_closed_view_back(engine: MovingEngine, browser: Browser) -> None:
+    browser.look_away(order=2)
+    browser.look(order=1)
+    time.sleep(0.3)
+    assert browser.updates == []
+    browser.look(order=3)
+    engine.submit("hello")
+    assert eventually(lambda: bool(browser.updates))
+
+
 def test_time_nobody_looked_is_unknown_in_the_history(
     engine: MovingEngine, widget: MonitorWidget, browser: Browser
 ) -> None:
@@ -145,7 +156,7 @@ def test_time_nobody_looked_is_unknown_in_the_history(
     [
         ({"kind": "abort", "request_id": "r0"}, ("abort", "r0")),
         ({"kind": "command", "command": "abort_all"}, ("abort_all",)),
-        ({"kind": "command", "command": "clear_cache"}, ("clear_prefix_cache",)),
+        ({"kind": "command", "command": "clear_cache"}, ("clear_prefix_cache_soon",)),
         ({"kind": "command", "command": "stop"}, ("stop_soon",)),
     ],
 )
@@ -162,7 +173,7 @@ def test_a_button_acts_within_a_tenth_of_a_second(
 
 def test_a_button_does_not_wait_for_the_engine(engine: MovingEngine, browser: Browser) -> None:
     release = threading.Event()
-    engine.clear_prefix_cache = release.wait  # type: ignore[method-assign, assignment]
+    engine.clear_prefix_cache_soon = release.wait  # type: ignore[method-assign, assignment]
     start = time.monotonic()
     browser.send({"kind": "command", "command": "clear_cache"})
     assert time.monotonic() - start < 0.1
@@ -175,7 +186,7 @@ def test_a_button_that_fails_says_why_and_the_others_go_on(
     def broken() -> None:
         raise RuntimeError("the cache is on fire")
 
-    engine.clear_prefix_cache = broken  # type: ignore[method-assign]
+    engine.clear_prefix_cache_soon = broken  # type: ignore[method-assign]
     browser.look()
     browser.send({"kind": "command", "command": "clear_cache"})
     assert eventually(lambda: widget.engine["notice"] == "the cache is on fire")
@@ -201,7 +212,7 @@ def test_a_stopped_engine_shows_how_to_start_it(
 
 
 def test_a_failed_engine_shows_its_reason(engine: MovingEngine) -> None:
-    engine.state, engine.failure = "failed", "Metal ran out of memory"
+    engine.state, engine.failure = "failed", MemoryError("Metal ran out\nof memory")
     widget = MonitorWidget(engine)
     assert (widget.engine["state"], widget.engine["failure"]) == ("error", "Metal ran out of memory")
     widget.close()
@@ -271,7 +282,7 @@ def test_a_closed_monitor_is_collectable(engine: MovingEngine) -> None:
 
 def test_a_feed_ends_when_what_it_publishes_for_is_gone() -> None:
     feed: Feed[str] = Feed(publish=lambda: False, act=lambda what: True)
-    feed.view("v1", is_open=True)
+    feed.view(ViewChange("v1", 1, open=True))
     assert eventually(lambda: not monitor_threads())
 
 
@@ -284,7 +295,7 @@ def test_text_fallback_is_one_line(engine: MovingEngine, widget: MonitorWidget) 
 
 def test_html_fallback_is_a_snapshot_without_script(engine: MovingEngine) -> None:
     engine.model_name = "<script>alert('model')</script>"
-    engine.state, engine.failure = "failed", "<img src=x onerror=alert(1)>"
+    engine.state, engine.failure = "failed", ValueError("<img src=x onerror=alert(1)>")
     widget = MonitorWidget(engine)
     data, _ = widget._repr_mimebundle_()
     html = data["text/html"]

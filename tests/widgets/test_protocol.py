@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from moving_engine import MovingEngine
+from moving_engine import Info, MovingEngine
 
 from mlx_nb.widgets import MonitorWidget
 from mlx_nb.widgets import protocol as wire
 
 FIXTURE = Path(__file__).parents[2] / "js" / "test" / "fixtures" / "protocol.json"
 PARSED = {
-    "view": wire.ViewChange("a1", True),
+    "view": wire.ViewChange("a1", 1, open=True),
     "abort": wire.Abort("7f3a"),
     "abort_all": wire.EngineCommand("abort_all"),
     "clear_cache": wire.EngineCommand("clear_cache"),
@@ -33,7 +33,7 @@ class ScriptedEngine(MovingEngine):
 
     def __init__(self, fixture: dict[str, Any]) -> None:
         super().__init__()
-        self.info = {"precision": "4-bit", "backend": "MLX 0.32, Metal"}
+        self.info = Info("4-bit", "MLX 0.32, Metal")
         self._fixture = fixture
 
     def get_stats(self) -> dict[str, Any]:

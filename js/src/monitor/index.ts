@@ -1,6 +1,7 @@
-// The monitor as anywidget loads it: a view for each output cell, and word to Python of who can see it.
+// The monitor as anywidget loads it: one view for each output cell that shows the model.
 import type { Model, RenderProps } from "../model";
 import type { Message, MonitorTraits } from "../protocol";
+import { watchVisibility } from "../visibility";
 import { MonitorView } from "./view";
 
 const NAMES = [
@@ -20,29 +21,18 @@ function read(model: Model<MonitorTraits>): MonitorTraits {
 
 function render({ model, el }: RenderProps<MonitorTraits>): () => void {
   const send = (message: Message) => model.send(message);
-  const name = Math.random().toString(36).slice(2);
   const view = new MonitorView(send);
   const paint = () => view.update(read(model));
 
-  // A page in the background is nobody looking. Closing the page hides it first.
-  let announced = false;
-  const announce = (open: boolean) => {
-    if (open === announced) return;
-    announced = open;
-    send({ kind: "view", view: name, open });
-  };
-  const seen = () => announce(document.visibilityState === "visible");
+  const watch = watchVisibility((change) => send(change));
 
   paint();
   el.append(view.element);
   model.on("change", paint);
-  document.addEventListener("visibilitychange", seen);
-  seen();
 
   return () => {
     model.off("change", paint);
-    document.removeEventListener("visibilitychange", seen);
-    announce(false);
+    watch.dispose();
     view.dispose();
   };
 }
