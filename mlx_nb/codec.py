@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-__all__ = ["Codec", "Detokenizer"]
+__all__ = ["Codec", "Detokenizer", "Piece", "Splitter"]
+
+Piece = tuple[Literal["answer", "reasoning", "tool"], str]
+"""Text and what it is part of."""
 
 
 class Detokenizer(Protocol):
@@ -17,6 +20,21 @@ class Detokenizer(Protocol):
 
     def finish(self) -> str:
         """Text still held back; incomplete bytes become U+FFFD."""
+        ...
+
+
+class Splitter(Protocol):
+    """Tells answer, reasoning and tool calls apart by the model's markers, which it takes out.
+
+    The pieces do not depend on how the text was cut. A change of kind ends a piece, an empty one included.
+    """
+
+    def push(self, text: str) -> list[Piece]:
+        """Pieces of which it is clear what they are."""
+        ...
+
+    def finish(self) -> list[Piece]:
+        """What was held back because a marker might have begun there."""
         ...
 
 
@@ -44,6 +62,17 @@ class Codec(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the tokens, special ones included."""
+        ...
+
+    def splitter(self, prompt_token_ids: Sequence[int]) -> Splitter:
+        """A fresh one for one answer; a prompt that opens the thinking itself is taken into account."""
+        ...
+
+    def tool_calls(self, text: str, tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
+        """The calls in what stood between a tool call's markers, ``{"name": …, "arguments": …}`` each.
+
+        Raises whatever the model's parser raises for text that is no call.
+        """
         ...
 
     def detokenizer(self) -> Detokenizer:

@@ -28,6 +28,10 @@ class RequestOutput:
     ----------
     new_token_ids, new_text
         Since the previous output of the same stream. Texts join to `output_text` exactly.
+    new_reasoning, reasoning : str
+        The model's thinking, told apart from the answer; it is in neither text.
+    tool_calls : list of dict
+        ``{"name": …, "arguments": …}``; a block that is no valid call stays in the text.
     finish_reason : {"stop", "length", "abort", "error", "tool_calls"} or None
     prompt_tokens, completion_tokens, cached_tokens : int
         `cached_tokens` of the prompt came from the prefix cache.
@@ -53,6 +57,9 @@ class RequestOutput:
     mtp_accepted: int = 0
     logprobs: list[TokenLogprob] | None = None
     error: BaseException | None = None
+    new_reasoning: str = ""
+    reasoning: str = ""
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
     timings: dict[str, float] = field(default_factory=dict)
 
     @property

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from .sampling import SamplingParams
 
@@ -45,6 +47,8 @@ class Request:
         The seed in use, drawn when the parameters name none.
     arrival : float
         ``time.monotonic()`` of submission.
+    tools : sequence of dict, optional
+        Schemas of the tools the prompt offers; some models' calls are read with them.
     preview : str
         First words of the prompt, for people.
     """
@@ -56,4 +60,5 @@ class Request:
     arrival: float
     prefix_boundary: int = 0
     priority: int = 0
+    tools: Sequence[dict[str, Any]] | None = None
     preview: str = field(default="", repr=False)

@@ -335,8 +335,7 @@ def _logprob(request: Request, response: Any) -> TokenLogprob:
         count = min(count, logprobs.shape[-1])
         ids = mx.argpartition(-logprobs, count - 1)[:count]
         values = logprobs[ids]
-        chosen: list[int] = ids.tolist()
-        pairs = zip(chosen, values.tolist(), strict=True)  # type: ignore[arg-type]
+        pairs: Any = zip(ids.tolist(), values.tolist(), strict=True)  # type: ignore[arg-type]
         top = dict(sorted(pairs, key=lambda pair: -pair[1]))
     return TokenLogprob(response.token, float(logprobs[response.token].item()), top)
 

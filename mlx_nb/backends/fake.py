@@ -16,7 +16,7 @@ from ..errors import CacheMismatchError, RequestError
 from ..outputs import LoadProgress, TokenLogprob
 from ..request import Request
 from .base import BackendFactory, CacheStats, Event, Fault, Memory, ModelInfo, Prefilled, Token
-from .text import WindowDetokenizer
+from .text import PlainSplitter, WindowDetokenizer
 
 __all__ = ["EOS", "FakeBackend", "FakeCodec", "fake_backend", "text_tokens"]
 
@@ -70,6 +70,14 @@ class FakeCodec:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Bytes to text; EOS is shown as ``<eos>``."""
         return b"".join(bytes([i]) if i < EOS else b"<eos>" for i in token_ids).decode(errors="replace")
+
+    def splitter(self, prompt_token_ids: Sequence[int]) -> PlainSplitter:
+        """There are no markers."""
+        return PlainSplitter()
+
+    def tool_calls(self, text: str, tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
+        """Never asked for."""
+        raise ValueError("the fake codec knows no tool calls")
 
     def detokenizer(self) -> WindowDetokenizer:
         """A fresh one for one answer."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
-__all__ = ["TokenizerCodec", "WindowDetokenizer"]
+from ..codec import Piece, Splitter
+
+__all__ = ["MarkerSplitter", "PlainSplitter", "TokenizerCodec", "WindowDetokenizer"]
 
 _REPLACEMENT = "\ufffd"
 
@@ -49,10 +51,50 @@ class WindowDetokenizer:
         return new
 
 
+_KINDS: dict[str | None, Literal["reasoning", "tool"]] = {"reasoning": "reasoning", "tool": "tool"}
+
+
+class MarkerSplitter:
+    """A `Splitter` over mlx-lm's text state machine, whose states beyond these two belong to the answer."""
+
+    __slots__ = ("_machine", "_state")
+
+    def __init__(self, machine: Any, initial: str) -> None:
+        self._machine = machine
+        self._state = machine.make_state(initial)
+
+    def push(self, text: str) -> list[Piece]:
+        """Pieces of which it is clear what they are."""
+        if self._state[0] is None:  # the model's format says that the answer is over
+            return []
+        self._state, pieces = self._machine.split(self._state, text)
+        return [(_KINDS.get(state, "answer"), piece) for state, piece in pieces]
+
+    def finish(self) -> list[Piece]:
+        """What was held back."""
+        self._state, text, state = self._machine.flush(self._state)
+        return [(_KINDS.get(state, "answer"), text)] if text else []
+
+
+class PlainSplitter:
+    """A `Splitter` for models without markers."""
+
+    __slots__ = ()
+
+    def push(self, text: str) -> list[Piece]:
+        """All of it is the answer."""
+        return [("answer", text)]
+
+    def finish(self) -> list[Piece]:
+        """Nothing was held back."""
+        return []
+
+
 class TokenizerCodec:
     """A `Codec` over mlx-lm's TokenizerWrapper, or a bare Hugging Face tokenizer."""
 
     def __init__(self, tokenizer: Any, vocabulary_size: int) -> None:
+        from mlx_lm.generate import make_text_state_machine
         from mlx_lm.tokenizer_utils import TokenizerWrapper
 
         if not isinstance(tokenizer, TokenizerWrapper):
@@ -60,6 +102,11 @@ class TokenizerCodec:
         self.chat_tokenizer = tokenizer
         self.eos_token_ids = frozenset(tokenizer.eos_token_ids)
         self.vocabulary_size = vocabulary_size
+        self._machine = (
+            make_text_state_machine(tokenizer)
+            if tokenizer.has_thinking or tokenizer.has_tool_calling
+            else None
+        )
         # The Rust tokenizer is several times faster than the Python around it, and cleans nothing up.
         fast = getattr(tokenizer, "backend_tokenizer", None)
         self._fast = fast if hasattr(fast, "decode") else None
@@ -79,6 +126,26 @@ class TokenizerCodec:
                 list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
             )
         )
+
+    def splitter(self, prompt_token_ids: Sequence[int]) -> Splitter:
+        """A fresh one for one answer."""
+        if self._machine is None:
+            return PlainSplitter()
+        initial = "reasoning" if self.opens_thinking(prompt_token_ids) else "normal"
+        return MarkerSplitter(self._machine, self.chat_tokenizer.response_initial_state or initial)
+
+    def opens_thinking(self, prompt_token_ids: Sequence[int]) -> bool:
+        """Whether the prompt ends inside a thinking block, as some templates leave it."""
+        tokenizer = self.chat_tokenizer
+        if not tokenizer.has_thinking:
+            return False
+        tokens = list(prompt_token_ids)
+        return bool(tokenizer.rfind_think_start(tokens) > tokenizer.rfind_think_end(tokens))
+
+    def tool_calls(self, text: str, tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
+        """The calls in what stood between a tool call's markers."""
+        found = self.chat_tokenizer.tool_parser(text, list(tools) if tools else None)
+        return list(found) if isinstance(found, list) else [found]
 
     def detokenizer(self) -> WindowDetokenizer:
         """A fresh one for one answer."""

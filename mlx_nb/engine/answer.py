@@ -1,4 +1,4 @@
-"""One request's answer as it grows.
+"""One request's answer in its life: waiting, running, read by many, ended once.
 
 The engine thread pushes tokens; any number of consumers, on any thread or loop, read what is new to them. An
 answer is append-only, so every consumer's deltas join to the same final text. Whoever ends it first wins.
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from ..backends.base import Token
 from ..codec import Codec
-from ..outputs import RequestOutput, TokenLogprob
+from ..outputs import RequestOutput
 from ..request import Request, RequestStatus
-from .stops import StopFilter
+from .transcript import Transcript
 
 __all__ = ["Answer", "Cursor"]
 
@@ -26,11 +26,12 @@ class Cursor:
 
     tokens: int = 0
     chars: int = 0
+    reasoning: int = 0
     finished: bool = False
 
 
 class Answer:
-    """Decides where an answer ends, and keeps its text, tokens, times and listeners.
+    """Keeps an answer's state, times and listeners; what it says is in its `Transcript`.
 
     Parameters
     ----------
@@ -41,7 +42,6 @@ class Answer:
     """
 
     def __init__(self, request: Request, codec: Codec, *, limit: int, stream_interval: int = 1) -> None:
-        params = request.params
         self.request = request
         self.status = RequestStatus.WAITING
         self.prefilled = 0
@@ -50,16 +50,8 @@ class Answer:
         self.first_token: float | None = None
         self.ended: float | None = None
         self.error: BaseException | None = None
-        self.limit = limit
-        self._ends = frozenset(params.stop_token_ids or ()) | (
-            frozenset() if params.ignore_eos else codec.eos_token_ids
-        )
-        self._detokenizer = codec.detokenizer()
-        self._stops = StopFilter(params.stop or ())
+        self._transcript = Transcript(request, codec, limit)
         self._interval = stream_interval
-        self._tokens: list[int] = []
-        self._text = ""
-        self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
         self._shown = Cursor()
         self._lock = threading.Lock()
         self._watchers: dict[object, Callable[[], None]] = {}
@@ -86,32 +78,13 @@ class Answer:
             self.prefilled = len(self.request.prompt_token_ids)
             if self.first_token is None:
                 self.first_token = time.monotonic()
-            status = self._append(token)
-        if status is None and len(self._tokens) - self._shown.tokens >= self._interval:
+            end = self._transcript.add(token.token_id, token.logprob)
+            news = len(self._transcript.tokens) - self._shown.tokens >= self._interval
+        if end is not None:
+            return RequestStatus.FINISHED_STOPPED if end == "stop" else RequestStatus.FINISHED_LENGTH_CAPPED
+        if news:
             self._show()
-        return status
-
-    def _append(self, token: Token) -> RequestStatus | None:
-        if token.token_id in self._ends:
-            self._flush()
-            return RequestStatus.FINISHED_STOPPED
-        text = self._detokenizer.add(token.token_id)
-        self._tokens.append(token.token_id)
-        if self._logprobs is not None and token.logprob is not None:
-            self._logprobs.append(token.logprob)
-        passed, stopped = self._stops.push(text)
-        self._text += passed
-        if stopped:
-            return RequestStatus.FINISHED_STOPPED
-        if len(self._tokens) >= self.limit:
-            return RequestStatus.FINISHED_STOPPED if self._flush() else RequestStatus.FINISHED_LENGTH_CAPPED
         return None
-
-    def _flush(self) -> bool:
-        """Let held-back text through; True if it completes a stop string."""
-        passed, stopped = self._stops.push(self._detokenizer.finish())
-        self._text += passed if stopped else passed + self._stops.flush()
-        return stopped
 
     # -- any thread -------------------------------------------------------------------------------------
 
@@ -129,7 +102,7 @@ class Answer:
 
     def _show(self) -> None:
         with self._lock:
-            self._shown = Cursor(len(self._tokens), len(self._text), self.status.is_finished())
+            self._shown = self._now()
             watchers = list(self._watchers.values())
         for wake in watchers:
             wake()
@@ -159,18 +132,24 @@ class Answer:
             if shown == cursor:
                 return None
             output = self._output(cursor, shown)
-        cursor.tokens, cursor.chars, cursor.finished = shown.tokens, shown.chars, shown.finished
+        cursor.tokens, cursor.chars = shown.tokens, shown.chars
+        cursor.reasoning, cursor.finished = shown.reasoning, shown.finished
         return output
 
     def final(self) -> RequestOutput:
         """The whole answer as one output."""
         with self._lock:
-            return self._output(
-                Cursor(), Cursor(len(self._tokens), len(self._text), self.status.is_finished())
-            )
+            return self._output(Cursor(), self._now())
+
+    def _now(self) -> Cursor:
+        said = self._transcript
+        return Cursor(len(said.tokens), len(said.text), len(said.reasoning), self.status.is_finished())
 
     def _output(self, since: Cursor, upto: Cursor) -> RequestOutput:
-        text, tokens = self._text[: upto.chars], self._tokens[: upto.tokens]
+        said = self._transcript
+        text, tokens = said.text[: upto.chars], said.tokens[: upto.tokens]
+        reasoning = said.reasoning[: upto.reasoning]
+        reason = self.status.get_finish_reason() if upto.finished else None
         return RequestOutput(
             request_id=self.request.request_id,
             new_token_ids=tokens[since.tokens :],
@@ -178,14 +157,22 @@ class Answer:
             output_token_ids=tokens,
             output_text=text,
             finished=upto.finished,
-            finish_reason=self.status.get_finish_reason() if upto.finished else None,
+            finish_reason="tool_calls" if reason == "stop" and said.tool_calls else reason,
             prompt_tokens=len(self.request.prompt_token_ids),
             completion_tokens=len(tokens),
             cached_tokens=self.cached_tokens,
-            logprobs=None if self._logprobs is None else self._logprobs[: upto.tokens],
+            logprobs=None if said.logprobs is None else said.logprobs[: upto.tokens],
             error=self.error if upto.finished else None,
+            new_reasoning=reasoning[since.reasoning :],
+            reasoning=reasoning,
+            tool_calls=list(said.tool_calls),
             timings=self.timings(),
         )
+
+    @property
+    def limit(self) -> int:
+        """Tokens after which it ends with "length"."""
+        return self._transcript.limit
 
     def timings(self) -> dict[str, float]:
         """Seconds: ``queue_s``, ``ttft_s`` and ``total_s``, as far as they are known."""
@@ -196,7 +183,7 @@ class Answer:
     def describe(self, now: float) -> dict[str, object]:
         """The request's row in ``get_stats()["requests"]``."""
         with self._lock:
-            total, made = len(self.request.prompt_token_ids), len(self._tokens)
+            total, made = len(self.request.prompt_token_ids), len(self._transcript.tokens)
             first, running = self.first_token, self.status is RequestStatus.RUNNING
             decoding = running and first is not None
             phase = "decode" if decoding else "prefill" if running else "waiting"

@@ -449,7 +449,7 @@ class EngineCore:
         limit = self.max_context
         if limit is not None and len(tokens) >= limit:
             raise RequestError(
-                f"the prompt has {len(tokens):,} tokens, and the model's context ends at {limit:,}: shorten the prompt"
+                f"the prompt has {len(tokens):,} tokens, and the model's context ends at {limit:,}: shorten it"
             )
         return tokens
 

@@ -200,6 +200,8 @@ def to_generation(output: RequestOutput) -> GenerationOutput:
         finish_reason=output.finish_reason,
         new_text=output.new_text,
         finished=output.finished,
+        reasoning=output.reasoning,
+        tool_calls=output.tool_calls,
         cached_tokens=output.cached_tokens,
         logprobs=output.logprobs,
         timings=output.timings,
