@@ -110,7 +110,7 @@ def _byte_level(name: str, metadata: Metadata, tokens: list[str]) -> Tokenizer:
         raise ModelLoadError(f"{name} has pre-tokenizer {pre!r}, which isn't known ({known}).")
     merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges", ())]
     vocabulary = {text: i for i, text in enumerate(tokens)}
-    # Llama 3 looks a whole piece up before it merges; for the others that makes no difference to keep off.
+    # Llama 3 looks a whole piece up in the vocabulary before it merges.
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre == "llama-bpe"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

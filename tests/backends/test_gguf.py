@@ -540,7 +540,12 @@ def test_scores_and_not_ids_say_what_merges_first(
     # Unknown, BOS, EOS and the bytes stay; the pieces go in backwards.
     ids = [*range(259), *reversed(range(259, sentencepiece_model.get_piece_size()))]
     tokenizer = convert_tokenizer(lambda writer: write_sentencepiece(writer, sentencepiece_model, ids))
-    for text in TEXTS:
+    # Letters at random, in which merges compete for them.
+    random = np.random.default_rng(0)
+    jumbles = [
+        "".join(random.choice(list("The quick brown fox jumps over the lazy dog"), 80)) for _ in range(20)
+    ]
+    for text in [*TEXTS, *jumbles]:
         pieces = tokenizer.convert_ids_to_tokens(tokenizer.encode(text))
         assert pieces[1:] == sentencepiece_model.encode(text, out_type=str), text
 
