@@ -18,6 +18,8 @@ _HOMES = {
     "EngineCore": ".engine.core",
     "EngineNotStarted": ".errors",
     "EngineStopped": ".errors",
+    "GenerationCancelled": ".frames.results",
+    "GenerationInterrupted": ".frames.results",
     "GenerationOutput": ".outputs",
     "LoadProgress": ".outputs",
     "MlxNbError": ".errors",
@@ -31,6 +33,8 @@ _HOMES = {
     "TemplateError": ".errors",
     "TokenLogprob": ".outputs",
     "UnknownModelError": ".errors",
+    "agenerate_frame": ".frames.generate",
+    "generate_frame": ".frames.generate",
     "load_ipython_extension": ".notebook.extension",
     "unload_ipython_extension": ".notebook.extension",
 }
@@ -52,6 +56,10 @@ if TYPE_CHECKING:
     from .errors import RequestError as RequestError
     from .errors import TemplateError as TemplateError
     from .errors import UnknownModelError as UnknownModelError
+    from .frames.generate import agenerate_frame as agenerate_frame
+    from .frames.generate import generate_frame as generate_frame
+    from .frames.results import GenerationCancelled as GenerationCancelled
+    from .frames.results import GenerationInterrupted as GenerationInterrupted
     from .notebook.extension import load_ipython_extension as load_ipython_extension
     from .notebook.extension import unload_ipython_extension as unload_ipython_extension
     from .outputs import GenerationOutput as GenerationOutput
