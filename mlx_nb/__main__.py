@@ -36,12 +36,12 @@ def demo(out: Path) -> None:
     """Execute the notebook, print its cells and outputs, and write ``out/01_first_steps.{ipynb,html}``."""
     try:
         import nbclient
+        import nbconvert
         import nbformat
-        from nbconvert import HTMLExporter
     except ImportError as error:
         raise MlxNbError(f"the demo needs {error.name}: pip install 'mlx-nb[lab]'") from error
 
-    notebook = nbformat.read(_notebook(), as_version=4)
+    notebook = nbformat.read(_notebook(), as_version=4)  # type: ignore[no-untyped-call]
     out.mkdir(parents=True, exist_ok=True)
     print(f"Running {NOTEBOOK} in a kernel (the first run fetches a model of 93 MB) …\n", flush=True)
     client = nbclient.NotebookClient(
@@ -57,8 +57,8 @@ def demo(out: Path) -> None:
     except nbclient.exceptions.CellExecutionError as error:
         raise MlxNbError(f"a cell failed: {_ANSI.sub('', str(error)).strip().splitlines()[-1]}") from error
     finally:
-        nbformat.write(notebook, out / NOTEBOOK)
-    page, _ = HTMLExporter().from_notebook_node(notebook)
+        nbformat.write(notebook, out / NOTEBOOK)  # type: ignore[no-untyped-call]
+    page, _ = nbconvert.HTMLExporter().from_notebook_node(notebook)  # type: ignore[no-untyped-call]
     (out / NOTEBOOK).with_suffix(".html").write_text(page, encoding="utf-8")
     print(f"Left {out / NOTEBOOK} and {(out / NOTEBOOK).with_suffix('.html')}.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from .validation import between, flag, integer, number
 
 __all__ = ["LogitsProcessor", "SamplingParams"]
+
+_CONSTRAINTS = ("schema", "regex", "choices", "grammar")
 
 LogitsProcessor = Callable[[Any, Any], Any]
 """``processor(tokens, logits) -> logits``, as in mlx-lm.
@@ -49,7 +52,8 @@ class SamplingParams:
     logit_bias : mapping of int to float, optional
         Added to the logits of those tokens.
     schema, regex, choices, grammar
-        Structured output; at most one of them.
+        Structured output, at most one of them: a JSON schema (dict, JSON text or Pydantic model), a regular
+        expression, a list of texts, a Lark grammar. With a model that thinks it begins after the thinking.
     logits_processors : sequence of callable, optional
         See `LogitsProcessor`. One that raises ends its own request only.
     ignore_eos : bool
@@ -81,6 +85,14 @@ class SamplingParams:
     thinking: bool | None = None
 
     def __post_init__(self) -> None:
+        self._check_numbers()
+        flag("ignore_eos", self.ignore_eos)
+        if self.thinking is not None:
+            flag("thinking", self.thinking)
+        self._copy_collections()
+        self._check_constraint()
+
+    def _check_numbers(self) -> None:
         integer("max_tokens", self.max_tokens, low=0)
         number("temperature", self.temperature, low=0)
         if not 0 < number("top_p", self.top_p) <= 1:
@@ -97,30 +109,34 @@ class SamplingParams:
             integer("seed", self.seed, low=0, high=2**64 - 1)
         if self.logprobs is not None:
             integer("logprobs", self.logprobs, low=0, high=64)
-        flag("ignore_eos", self.ignore_eos)
-        if self.thinking is not None:
-            flag("thinking", self.thinking)
-        # Sequences are copied to tuples, so that what was validated can't change later.
+
+    def _copy_collections(self) -> None:
+        """Keep copies, so that what was validated can't change later."""
         self._set("stop", _stop_strings(self.stop))
-        self._set(
-            "stop_token_ids", tuple(integer("stop_token_ids", i, low=0) for i in self.stop_token_ids or ())
-        )
+        ids = tuple(integer("stop_token_ids", i, low=0) for i in self.stop_token_ids or ())
+        self._set("stop_token_ids", ids)
         self._set("logits_processors", _callables(self.logits_processors))
         if self.logit_bias is not None:
-            self._set(
-                "logit_bias",
-                {
-                    integer("logit_bias token", k, low=0): number("logit_bias value", v)
-                    for k, v in self.logit_bias.items()
-                },
-            )
+            bias = {
+                integer("logit_bias token", token, low=0): number("logit_bias value", value)
+                for token, value in self.logit_bias.items()
+            }
+            self._set("logit_bias", bias)
         if self.choices is not None:
             self._set("choices", _choices(self.choices))
-        given = [
-            name for name in ("schema", "regex", "choices", "grammar") if getattr(self, name) is not None
-        ]
+
+    def _check_constraint(self) -> None:
+        given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} exclude each other; give one")
+        if given and self.ignore_eos:
+            raise ValueError(f"ignore_eos can't go with {given[0]}: its answer ends where it is complete")
+        for name in ("regex", "grammar"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ValueError(f"{name} must be a text, got {value!r}")
+        if self.schema is not None:
+            _json_schema(self.schema)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -133,9 +149,12 @@ class SamplingParams:
     @property
     def constraint(self) -> str | None:
         """Name of the structured-output field in use, if any."""
-        return next(
-            (n for n in ("schema", "regex", "choices", "grammar") if getattr(self, n) is not None), None
-        )
+        return next((name for name in _CONSTRAINTS if getattr(self, name) is not None), None)
+
+    @property
+    def json_schema(self) -> dict[str, Any] | None:
+        """`schema` as a JSON schema."""
+        return None if self.schema is None else _json_schema(self.schema)
 
     def but(self, **changes: Any) -> SamplingParams:
         """Copy with some fields changed; an unknown name raises ValueError."""
@@ -160,6 +179,22 @@ def _callables(processors: Sequence[LogitsProcessor] | None) -> tuple[LogitsProc
     if not all(callable(p) for p in found):
         raise ValueError("logits_processors must be functions of (tokens, logits)")
     return found
+
+
+def _json_schema(schema: Any) -> dict[str, Any]:
+    """From a dict, JSON text, or a Pydantic model (by its ``model_json_schema``)."""
+    if hasattr(schema, "model_json_schema"):
+        schema = schema.model_json_schema()
+    elif isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except ValueError as error:
+            raise ValueError(f"schema is not JSON: {error}") from None
+    if not isinstance(schema, dict):
+        raise ValueError(
+            f"schema must be a JSON schema (dict or JSON text) or a Pydantic model, got {schema!r}"
+        )
+    return schema
 
 
 def _choices(choices: Sequence[str]) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from ..errors import ModelLoadError, RequestError
 from ..outputs import TokenLogprob
 from ..request import Request
 from .base import CacheStats, Event, Fault, Memory, ModelInfo, Prefilled, Token
+from .grammar import Grammars, grammar_source
 from .loader import device_name, evaluate
 from .prefix_cache import PrefixCache, can_trim_prompt_cache
 from .samplers import RowSampler
@@ -104,6 +105,7 @@ class BatchBackend:
         self._limit = int(config.gpu_memory_utilization * _device_memory())
         self._weights = self.info.weight_bytes or _weight_bytes(model)
         self._prefix = self._make_prefix_cache()
+        self._grammars = Grammars(self.codec)
         self._sampler = RowSampler()
         self._requests: dict[int, Request] = {}
         self._uids: dict[str, int] = {}
@@ -145,11 +147,8 @@ class BatchBackend:
 
     def check(self, request: Request) -> None:
         """Refuse what can't be honoured."""
-        constraint = request.params.constraint
-        if constraint is not None:
-            raise RequestError(
-                f"{constraint} (structured output) is not supported by this engine yet: leave it out"
-            )
+        if request.params.constraint is not None:
+            grammar_source(request.params)
         for name, ids in (
             ("stop_token_ids", request.params.stop_token_ids),
             ("logit_bias", request.params.logit_bias),
@@ -162,6 +161,8 @@ class BatchBackend:
         """Take requests in, on top of the longest prefix that is stored."""
         for request in requests:
             tokens = request.prompt_token_ids
+            constrained = request.params.constraint is not None
+            constraint = self._grammars.constraint(request.params, tokens) if constrained else None
             state, covered = self._prefix.fetch(tokens) if self._prefix else (None, 0)
             (uid,) = self._generator.insert_segments(
                 [self._segments(request, covered)],
@@ -169,7 +170,7 @@ class BatchBackend:
                 caches=[state],
                 all_tokens=[tokens[:covered]],
             )
-            self._sampler.add(uid, request)
+            self._sampler.add(uid, request, constraint)
             self._requests[uid] = request
             self._uids[request.request_id] = uid
             self._cached[uid] = covered

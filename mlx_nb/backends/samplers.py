@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
 
 from ..request import Request
 from ..sampling import SamplingParams
+from .grammar import Constraint
 
 __all__ = ["RowSampler"]
 
@@ -30,6 +32,7 @@ class _Row:
     params: SamplingParams
     seed: int
     prompt: list[int]
+    constraint: Constraint | None = None
     position: int = 0
     output: list[int] = field(default_factory=list)
     last: mx.array | None = None
@@ -44,7 +47,12 @@ class _Row:
 
     @property
     def edited(self) -> bool:
-        return bool(self.penalised or self.params.logit_bias or self.params.logits_processors)
+        return bool(self.penalised or self.params.logit_bias or self.guided)
+
+    @property
+    def guided(self) -> bool:
+        """Whether its next token depends on code that needs the last one's value."""
+        return bool(self.params.logits_processors or self.constraint)
 
 
 class RowSampler:
@@ -53,7 +61,7 @@ class RowSampler:
     Attributes
     ----------
     faults : dict of int to BaseException
-        Rows whose logits processor raised; they get some token and must be dropped.
+        Rows whose logits processor or grammar raised; they get some token and must be dropped.
     """
 
     def __init__(self) -> None:
@@ -62,9 +70,9 @@ class RowSampler:
         self._expected: Sequence[int] | None = None
         self._logits: mx.array | None = None
 
-    def add(self, uid: int, request: Request) -> None:
+    def add(self, uid: int, request: Request, constraint: Constraint | None = None) -> None:
         """Take a row in."""
-        self._rows[uid] = _Row(request.params, request.seed, request.prompt_token_ids)
+        self._rows[uid] = _Row(request.params, request.seed, request.prompt_token_ids, constraint)
 
     def discard(self, uid: int) -> None:
         """Forget a row."""
@@ -113,20 +121,30 @@ class RowSampler:
             logits = logits.at[:, ids].add(mx.array(list(row.params.logit_bias.values())))
         if row.penalised:
             logits = _penalise(row, logits)
-        if row.params.logits_processors:
-            if row.last is not None:
-                row.output += row.last.tolist()  # type: ignore[arg-type]
+        if row.guided:
             try:
-                edited = logits
-                for processor in row.params.logits_processors:
-                    edited = processor(mx.array(row.prompt + row.output), edited)
-                if edited.shape != logits.shape:
-                    raise ValueError(f"a logits processor returned shape {edited.shape} for {logits.shape}")
-                mx.eval(edited)  # a lazy fault would surface in the middle of the whole batch's step
-                logits = edited
+                logits = _guide(row, logits)
             except Exception as error:
                 self.faults[uid] = error
         return logits
+
+
+def _guide(row: _Row, logits: mx.array) -> mx.array:
+    """Logits after the row's own processors and its grammar."""
+    if row.last is not None:
+        latest: Any = row.last.tolist()
+        row.output += latest
+        if row.constraint is not None:
+            row.constraint.advance(latest[0])
+    edited = logits
+    for processor in row.params.logits_processors or ():
+        edited = processor(mx.array(row.prompt + row.output), edited)
+    if row.constraint is not None:
+        edited = row.constraint.mask(edited)
+    if edited.shape != logits.shape:
+        raise ValueError(f"a logits processor returned shape {edited.shape} for {logits.shape}")
+    mx.eval(edited)  # a lazy fault would surface in the middle of the whole batch's step
+    return edited
 
 
 def _penalise(row: _Row, logits: mx.array) -> mx.array:
