@@ -1,0 +1,107 @@
+"""Loading into a shell and leaving it again.
+
+Owns what the extension hangs into IPython, and takes all of it out. Engines belong to the session: they outlive a
+reload, and end with the cell that unloaded the extension for good.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets import TraitError
+from traitlets.config import Config
+
+from ..session.session import default_session
+from .awaiting import AwaitMagics, RunningCells
+from .batch import BatchMagics, arun_batch
+from .kernel import interrupts_wake
+from .magics import MlxMagics
+from .on_import import OnImport
+
+__all__ = ["Extension", "load_ipython_extension", "unload_ipython_extension"]
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """For ``%load_ext mlx_nb``."""
+    unload_ipython_extension(shell)
+    shell.mlx_nb = Extension(shell)  # type: ignore[attr-defined]
+
+
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """For ``%unload_ext mlx_nb``."""
+    extension = getattr(shell, "mlx_nb", None)
+    if extension is not None:
+        del shell.mlx_nb  # type: ignore[attr-defined]
+        extension.leave()
+
+
+class Extension:
+    """What is loaded into one shell."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._shell: Any = shell
+        self._magics = _magics(shell)
+        self._all_magics = (self._magics, BatchMagics(shell))
+        self._coroutines = self._magics.awaitable | {"mlx_batch": functools.partial(arun_batch, shell)}
+        self._cells = RunningCells()
+        self._awaiting = AwaitMagics(shell, self._cells, self._coroutines, "mlx_nb.awaited")
+        shell.register_magics(*self._all_magics)
+        shell.input_transformers_post.append(self._awaiting)
+        self._events = {"pre_run_cell": self._cells.begin, "post_run_cell": self._cells.end}
+        for event, callback in self._events.items():
+            shell.events.register(event, callback)
+        self._accessor = OnImport("pandas", _register_accessor)
+
+    async def awaited(self, name: str, *arguments: str) -> Any:
+        """Await a magic; what `AwaitMagics` writes into cells."""
+        with interrupts_wake():
+            return await self._coroutines[name](*arguments)
+
+    def leave(self) -> None:
+        """Take everything out of the shell again."""
+        shell = self._shell
+        self._accessor.remove()
+        for event, callback in self._events.items():
+            shell.events.unregister(event, callback)
+        shell.input_transformers_post.remove(self._awaiting)
+        for magics in self._all_magics:
+            for kind, names in magics.magics.items():
+                for name in names:
+                    shell.magics_manager.magics[kind].pop(name, None)
+            shell.magics_manager.registry.pop(type(magics).__name__, None)
+            shell.configurables.remove(magics)
+        self._magics.close()
+        shell.events.register("post_run_cell", _StopUnlessReloaded(shell))
+
+
+class _StopUnlessReloaded:
+    """At the end of the cell: stops the engines, unless the extension was loaded again by then (%reload_ext)."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+
+    def __call__(self, _result: Any) -> None:
+        self._shell.events.unregister("post_run_cell", self)
+        if getattr(self._shell, "mlx_nb", None) is None:
+            session = default_session()
+            for name in session.engines:
+                session.forget(name)
+
+
+def _register_accessor() -> None:
+    from ..frames import accessor  # noqa: F401 - importing it registers df.mlx
+
+
+def _magics(shell: InteractiveShell) -> MlxMagics:
+    """The magics; settings that aren't valid are dropped, since they would break every load to come."""
+    settings = shell.config.get("MlxMagics", Config())
+    for name in list(settings):
+        try:
+            MlxMagics(config=Config({"MlxMagics": {name: settings[name]}}))
+        except TraitError as error:
+            sys.stderr.write(f"mlx_nb: MlxMagics.{name} = {settings[name]!r} is left out: {error}\n")
+            del settings[name]
+    return MlxMagics(shell)

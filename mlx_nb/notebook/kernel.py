@@ -1,0 +1,61 @@
+"""What has to be known of ipykernel: how its interrupts reach a cell that waits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["in_kernel", "interrupts_raise", "interrupts_wake"]
+
+
+def in_kernel(shell: Any) -> bool:
+    """Whether the shell belongs to a Jupyter kernel."""
+    return getattr(shell, "kernel", None) is not None
+
+
+@contextlib.contextmanager
+def interrupts_wake() -> Iterator[None]:
+    """While a cell awaits, have an interrupt cancel it at once.
+
+    ipykernel's handler queues a callback that cancels the cell but doesn't wake the loop, which may sleep for
+    seconds before it looks. Signals reach the main thread only, so there is nothing to do in a subshell.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    handle = before
+    loop = asyncio.get_running_loop()
+
+    def handle_and_wake(number: int, frame: Any) -> None:
+        handle(number, frame)
+        loop.call_soon_threadsafe(lambda: None)
+
+    signal.signal(signal.SIGINT, handle_and_wake)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is handle_and_wake:
+            signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def interrupts_raise() -> Iterator[None]:
+    """While a cell blocks, have an interrupt raise KeyboardInterrupt.
+
+    It does so by itself in a cell that awaits nothing. In one that awaits, ipykernel's handler would queue a
+    callback for a loop that is blocked.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is None:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
