@@ -14,10 +14,19 @@ export function decimal(value: number): string {
   return formats[1]!.format(value);
 }
 
+/** A count in at most five characters: 9,999, then 12.3k and 1.23M. */
+export function count(value: number): string {
+  if (value < 10_000) return integer(value);
+  const [scale, unit] = value < 999_500 ? [1e3, "k"] : [1e6, "M"];
+  const scaled = value / scale;
+  const digits = scaled < 9.995 ? 2 : scaled < 99.95 ? 1 : 0;
+  return scaled.toFixed(digits) + unit;
+}
+
 /** Tokens a second: a decimal while it says something. */
 export function rate(value: number | null): string {
   if (value === null) return UNKNOWN;
-  return value >= 1000 ? integer(value) : decimal(value);
+  return value >= 1000 ? count(value) : decimal(value);
 }
 
 /** Bytes in the unit that keeps them short: 4.6 GB, 310 MB. */
@@ -32,7 +41,7 @@ export function percent(fraction: number | null): string {
 
 export function duration(seconds: number): string {
   if (seconds < 100) return `${decimal(seconds)} s`;
-  const minutes = Math.floor(seconds / 60);
-  if (minutes < 100) return `${minutes} m ${String(Math.floor(seconds % 60)).padStart(2, "0")} s`;
-  return `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} m`;
+  const parts = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60, Math.floor(seconds % 60)];
+  if (parts[0] === 0) parts.shift();
+  return parts.map((part, index) => String(part).padStart(index ? 2 : 1, "0")).join(":");
 }

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { bytes, duration, percent, rate } from "../src/format";
+import { bytes, count, duration, percent, rate } from "../src/format";
 
 test.each([
   [null, "–"],
@@ -7,6 +7,14 @@ test.each([
   [61.83, "61.8"],
   [1842.2, "1,842"],
 ])("rate %s", (value, shown) => expect(rate(value)).toBe(shown));
+
+test.each([
+  [0, "0"],
+  [9_999, "9,999"],
+  [12_345, "12.3k"],
+  [123_456, "123k"],
+  [999_600, "1.00M"],
+])("count %s", (value, shown) => expect(count(value)).toBe(shown));
 
 test.each([
   [null, "–"],
@@ -18,8 +26,8 @@ test.each([
 test.each([
   [0.44, "0.4 s"],
   [99.9, "99.9 s"],
-  [125, "2 m 05 s"],
-  [7260, "2 h 01 m"],
+  [125, "2:05"],
+  [7265, "2:01:05"],
 ])("duration %s", (value, shown) => expect(duration(value)).toBe(shown));
 
 test.each([

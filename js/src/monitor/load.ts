@@ -1,6 +1,6 @@
 // Rates with their sparklines, the three counts, and how full the batch is.
 import { h, setAttribute, setText } from "../dom";
-import { integer, rate, UNKNOWN } from "../format";
+import { count, integer, rate, UNKNOWN } from "../format";
 import type { HistoryBand, LoadBand } from "../protocol";
 import { Spark } from "../spark";
 
@@ -25,11 +25,16 @@ class Rate {
 }
 
 class Count {
-  readonly value = h("dd", { class: "value" });
+  private readonly value = h("dd", { class: "value" });
   readonly element: HTMLElement;
 
   constructor(name: string) {
-    this.element = h("div", { "data-count": name.toLowerCase() }, h("dt", {}, name), this.value);
+    this.element = h("div", {}, h("dt", {}, name), this.value);
+  }
+
+  update(value: number): void {
+    setText(this.value, count(value));
+    this.value.title = integer(value);
   }
 }
 
@@ -53,9 +58,9 @@ export class Load {
   update(load: LoadBand, live: boolean): void {
     setText(this.decode.value, live ? rate(load.decode) : UNKNOWN);
     setText(this.prefill.value, live ? rate(load.prefill) : UNKNOWN);
-    setText(this.running.value, integer(load.running));
-    setText(this.waiting.value, integer(load.waiting));
-    setText(this.finished.value, integer(load.finished));
+    this.running.update(load.running);
+    this.waiting.update(load.waiting);
+    this.finished.update(load.finished);
     this.updateSlots(load.running, load.slots);
   }
 

@@ -12,7 +12,7 @@ const QUIET: Partial<Record<EngineBand["state"], string>> = {
 export class Message {
   private readonly quiet = h("p", { class: "empty" });
   private readonly title = h("strong");
-  private readonly reason = h("p", { class: "reason" });
+  private readonly reason = h("p", { class: "reason", tabindex: 0 });
   private readonly command = h("code");
   private readonly ended = h(
     "div",
