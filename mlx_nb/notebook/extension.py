@@ -20,6 +20,7 @@ from .batch import BatchMagics, arun_batch
 from .kernel import interrupts_wake
 from .magics import MlxMagics
 from .on_import import OnImport
+from .questions import PromptLine
 
 __all__ = ["Extension", "load_ipython_extension", "unload_ipython_extension"]
 
@@ -49,6 +50,7 @@ class Extension:
         self._cells = RunningCells()
         self._awaiting = AwaitMagics(shell, self._cells, self._coroutines, "mlx_nb.awaited")
         shell.register_magics(*self._all_magics)
+        shell.input_transformer_manager.token_transformers.append(PromptLine)
         shell.input_transformers_post.append(self._awaiting)
         self._events = {"pre_run_cell": self._cells.begin, "post_run_cell": self._cells.end}
         for event, callback in self._events.items():
@@ -66,6 +68,7 @@ class Extension:
         self._accessor.remove()
         for event, callback in self._events.items():
             shell.events.unregister(event, callback)
+        shell.input_transformer_manager.token_transformers.remove(PromptLine)
         shell.input_transformers_post.remove(self._awaiting)
         for magics in self._all_magics:
             for kind, names in magics.magics.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections import ChainMap
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -54,7 +55,7 @@ def _with_options(options: Options) -> Callable[[Callable[..., Any]], Callable[.
     """Append the options to a magic's docstring, for ``%magic?``."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        function.__doc__ = f"{function.__doc__}\n\n{options.help()}\n"
+        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{options.help()}\n"
         return function
 
     return decorate
@@ -133,7 +134,9 @@ class MlxMagics(Magics):
 
         with one_line_errors():
             given, rest = GENERATE.before_prompt(line, fill)
-            prompt = _prompt(rest, cell)
+            prompt = fill(_prompt(rest, cell))
+            if not prompt.strip():
+                raise UsageError("the prompt is empty: write it in the cell, or after the options of the line")
             out = given.get("out")
             if out is not None and not out.isidentifier():
                 raise UsageError(f"-o takes the name of a variable, got {out!r}")
@@ -141,7 +144,7 @@ class MlxMagics(Magics):
             sampling = {option.name: given[option.name] for option in SAMPLING if option.name in given}
             return Ask(
                 core=default_session().get(given.get("engine")).core,
-                prompt=fill(prompt),
+                prompt=prompt,
                 params=SamplingParams(**(defaults | sampling)),
                 system=given.get("system", self.system) or None,
                 raw=given.get("raw", False),

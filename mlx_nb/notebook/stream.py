@@ -70,8 +70,6 @@ class Stream:
 
     def _submit(self) -> None:
         ask = self._ask
-        if not ask.prompt.strip():
-            raise UsageError("the prompt is empty: write it in the cell, or after the options of the line")
         prompt = prompt_for(
             self._core, ask.prompt, system=ask.system, raw=ask.raw, thinking=ask.params.thinking
         )
