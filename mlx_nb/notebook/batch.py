@@ -1,0 +1,126 @@
+"""``%%mlx_batch``: the cell is a template over the columns of a DataFrame."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, magics_class, no_var_expand
+
+from .arguments import Option, Options
+from .magics import SAMPLING
+from .stream import one_line_errors
+
+__all__ = ["BatchMagics", "arun_batch", "run_batch"]
+
+OPTIONS = Options(
+    "%%mlx_batch DATA [options]   DATA: a DataFrame, or a column of texts; the cell: a prompt with {{ column }}",
+    Option("-o --out", "variable for the resulting DataFrame, which is shown otherwise", "NAME"),
+    *SAMPLING,
+    Option("--system", "system prompt", "TEXT"),
+    Option("--raw", "leave the chat template out"),
+    Option("-e --engine", "which engine, if not the current one", "NAME"),
+)
+
+_FIRST_OPTION = re.compile(r"(?:^|\s)(?=--?[A-Za-z])")
+
+
+@magics_class
+class BatchMagics(Magics):
+    """The magic as a kernel or a terminal calls it."""
+
+    @no_var_expand
+    @cell_magic
+    def mlx_batch(self, line: str, cell: str) -> Any:
+        """Run a prompt over every row of a DataFrame: see `OPTIONS`."""
+        return run_batch(self.shell, line, cell)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A magic's line and cell, understood."""
+
+    data: Any
+    template: str
+    options: dict[str, Any]
+    out: str | None
+
+    def deliver(self, shell: Any, frame: Any) -> Any:
+        """The frame, into the variable or as the cell's value."""
+        if self.out is None:
+            return frame
+        shell.push({self.out: frame})
+        return None
+
+    def deliver_partial(self, shell: Any, partial: Any) -> Any:
+        """As `deliver`, and say how far it got."""
+        done = int((partial["finish_reason"] != "abort").sum())
+        where = f"; they are in {self.out}" if self.out else ""
+        print(f"interrupted: {done:,} of {len(partial):,} rows are finished{where}")  # noqa: T201
+        return self.deliver(shell, partial)
+
+
+def run_batch(shell: Any, line: str, cell: str) -> Any:
+    """The magic, blocking. Returns the DataFrame, or None if it went into a variable.
+
+    An interrupt delivers what is finished.
+
+    Raises
+    ------
+    UsageError
+        For anything that keeps it from beginning, in one line.
+    """
+    from ..frames.generate import generate_frame
+    from ..frames.results import GenerationInterrupted
+
+    with one_line_errors():
+        call = _parse(shell, line, cell)
+        try:
+            frame = generate_frame(call.data, call.template, **call.options)
+        except GenerationInterrupted as interrupted:
+            return call.deliver_partial(shell, interrupted.partial)
+        return call.deliver(shell, frame)
+
+
+async def arun_batch(shell: Any, line: str, cell: str) -> Any:
+    """`run_batch` for a cell that awaits."""
+    from ..frames.generate import agenerate_frame
+    from ..frames.results import GenerationCancelled
+
+    with one_line_errors():
+        call = _parse(shell, line, cell)
+        try:
+            frame = await agenerate_frame(call.data, call.template, **call.options)
+        except GenerationCancelled as cancelled:
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
+            return call.deliver_partial(shell, cancelled.partial)
+        return call.deliver(shell, frame)
+
+
+def _parse(shell: Any, line: str, cell: str) -> _Call:
+    begin = _FIRST_OPTION.search(line)
+    data, rest = (line[: begin.start()], line[begin.start() :]) if begin else (line, "")
+    values, after = OPTIONS.before_prompt(rest)
+    expression = " ".join(part for part in (data.strip(), after.strip()) if part)
+    out = values.pop("out", None)
+    if out is not None and not out.isidentifier():
+        raise UsageError(f"-o takes the name of a variable, got {out!r}")
+    return _Call(_evaluated(shell, expression), cell.strip(), values, out)
+
+
+def _evaluated(shell: Any, expression: str) -> Any:
+    if not expression:
+        raise UsageError("%%mlx_batch needs a DataFrame: %%mlx_batch df -o result")
+    try:
+        return shell.ev(expression)
+    except NameError as error:
+        close = difflib.get_close_matches(error.name or expression, shell.user_ns, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise UsageError(f"there is no variable {error.name!r}{hint}") from None
+    except Exception as error:
+        raise UsageError(f"{expression}: {type(error).__name__}: {error}") from None
