@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from mlx_nb.backends import cpu_blas
+
+cpu_blas.prepare()  # before any test file imports mlx, or the CPU's real models are ten times slower
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 MAC_BROWSERS = (
     Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"),
