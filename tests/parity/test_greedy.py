@@ -1,0 +1,184 @@
+"""Greedy answers are those of mlx_lm.stream_generate alone, whatever runs beside them and however they are asked for."""
+
+import asyncio
+import functools
+from typing import Any
+
+import mlx_lm
+import pytest
+from models import FAMILIES
+
+from mlx_nb import AsyncEngineCore, EngineCore, RequestOutput, SamplingParams
+
+LENGTH = 24
+WORDS = "ten jolly foxes judge my 12 vows of quartz and read a tiny corpus aloud in the engine room".split()
+# From 1 to about 150 tokens: below, at and far beyond the sliding windows of the tiny models.
+PROMPTS = ["a", "Hello", *(" ".join(WORDS[:n]) + "?" for n in (2, 4, 7, 11, 18)), " ".join(WORDS * 3)]
+DEMO = pytest.param("demo", marks=[pytest.mark.model, pytest.mark.slow])
+ALL = [*FAMILIES, DEMO]
+# Grouped attention; a hybrid; sliding windows; no attention.
+KINDS = ["llama", "qwen3_5", "gemma3", "mamba2"]
+
+
+def greedy(length: int = LENGTH, **changes: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=length, temperature=0, **changes)
+
+
+@pytest.fixture(scope="session")
+def alone(load: Any) -> Any:
+    """What mlx-lm answers to one prompt on its own: token ids and text."""
+
+    @functools.cache
+    def answer(family: str, prompt: str, length: int = LENGTH) -> tuple[list[int], str]:
+        model, tokenizer = load(family)
+        responses = list(mlx_lm.stream_generate(model, tokenizer, prompt, max_tokens=length))
+        if responses[-1].finish_reason == "stop":  # its last response repeats the end token
+            return [r.token for r in responses[:-1]], "".join(r.text for r in responses)
+        return [r.token for r in responses], "".join(r.text for r in responses)
+
+    return answer
+
+
+def ids(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [output.output_token_ids for output in outputs]
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_a_batch_of_prompts_equals_each_alone(family: str, start: Any, alone: Any) -> None:
+    outputs = start(family).generate_batch_sync(PROMPTS, greedy())
+    assert ids(outputs) == [alone(family, prompt)[0] for prompt in PROMPTS]
+    assert all(len(output.output_token_ids) == LENGTH or output.finish_reason == "stop" for output in outputs)
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_the_second_run_equals_the_first_and_reports_its_cached_tokens(
+    family: str, start: Any, alone: Any
+) -> None:
+    engine = start(family)
+    expected = [alone(family, prompt)[0] for prompt in PROMPTS]
+    engine.generate_batch_sync(PROMPTS, greedy())
+    again = engine.generate_batch_sync(PROMPTS, greedy())
+    assert ids(again) == expected
+    assert [output.cached_tokens for output in again] == [output.prompt_tokens - 1 for output in again]
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_prompts_that_share_a_beginning_equal_each_alone(family: str, start: Any, alone: Any) -> None:
+    engine = start(family)
+    shared = " ".join(WORDS * 2)
+    prompts = [shared, f"{shared} and on", f"{shared} or not", shared[:60], f"{shared[:60]} but other"]
+    for prompt in prompts:
+        output = engine.generate_sync(prompt, greedy())
+        assert output.output_token_ids == alone(family, prompt)[0]
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_a_conversation_that_goes_on_equals_a_fresh_one(family: str, start: Any, alone: Any) -> None:
+    engine = start(family)
+    prompt = " ".join(WORDS)
+    for turn in range(3):
+        output = engine.generate_sync(prompt, greedy())
+        assert output.output_token_ids == alone(family, prompt)[0]
+        assert (output.cached_tokens > 0) == (turn > 0)
+        prompt = f"{prompt}{output.output_text} and turn {turn}"
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_checkpoints_at_a_prefix_boundary_change_nothing(family: str, start: Any, alone: Any) -> None:
+    engine = start(family)
+    system = " ".join(WORDS) + "\n"
+    boundary = len(engine.codec.encode(system))
+    for question in ("first", "second one", "a third"):
+        output = engine.generate_sync(system + question, greedy(), prefix_boundary=boundary)
+        assert output.output_token_ids == alone(family, system + question)[0]
+    assert output.cached_tokens >= boundary - 1
+
+
+@pytest.mark.parametrize("family", KINDS)
+async def test_late_arrivals_disturb_nobody(family: str, start: Any, alone: Any) -> None:
+    engine: EngineCore = start(family)
+
+    async def arrive(prompt: str, after: int) -> RequestOutput:
+        while engine.get_stats()["total_completion_tokens"] < after:
+            await asyncio.sleep(0.001)
+        return await engine.generate(prompt, greedy())
+
+    outputs = await asyncio.gather(
+        *(arrive(prompt, 5 * place) for place, prompt in enumerate(reversed(PROMPTS)))
+    )
+    assert ids(list(outputs)) == [alone(family, prompt)[0] for prompt in reversed(PROMPTS)]
+
+
+@pytest.mark.parametrize("family", KINDS)
+async def test_an_aborted_neighbour_disturbs_nobody(family: str, start: Any, alone: Any) -> None:
+    engine: EngineCore = start(family)
+    neighbours = [await engine.add_request(f"{p} neighbour", greedy(400)) for p in PROMPTS[3:6]]
+    answers = [asyncio.create_task(engine.generate(prompt, greedy())) for prompt in PROMPTS]
+    while engine.get_stats()["total_completion_tokens"] < 20:
+        await asyncio.sleep(0.001)
+    aborted = [await engine.abort_request(request_id) for request_id in neighbours]
+    assert any(aborted)
+    outputs = await asyncio.gather(*answers)
+    assert ids(outputs) == [alone(family, prompt)[0] for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_more_prompts_than_slots_equal_each_alone(family: str, start: Any, alone: Any) -> None:
+    engine = start(family, max_num_seqs=3, prefill_batch_size=2, prefill_step_size=16)
+    outputs = engine.generate_batch_sync(PROMPTS, greedy())
+    assert ids(outputs) == [alone(family, prompt)[0] for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_answers_of_different_lengths_leave_the_batch_without_harm(
+    family: str, start: Any, alone: Any
+) -> None:
+    lengths = [1, 3, LENGTH, 9, 2, LENGTH, 17, 5]
+    outputs = start(family).generate_batch_sync(PROMPTS, [greedy(length) for length in lengths])
+    assert ids(outputs) == [
+        alone(family, prompt)[0][:length] for prompt, length in zip(PROMPTS, lengths, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_5", DEMO])
+async def test_streaming_equals_generating(family: str, start: Any, alone: Any) -> None:
+    engine: EngineCore = start(family)
+    tokens, text = alone(family, PROMPTS[5])
+    request_id = await engine.add_request(PROMPTS[5], greedy())
+    outputs = [output async for output in engine.stream_outputs(request_id)]
+    assert [i for output in outputs for i in output.new_token_ids] == tokens
+    assert "".join(output.new_text for output in outputs) == text
+    assert outputs[-1].output_text == text
+    handle = AsyncEngineCore.over(engine)
+    assert (await handle.generate(PROMPTS[5], greedy())).output_text == text
+    request_id = engine.submit(PROMPTS[5], greedy())
+    assert "".join(output.new_text for output in engine.stream_sync(request_id)) == text
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_5"])
+def test_a_greedy_row_beside_hot_rows_stays_greedy(family: str, start: Any, alone: Any) -> None:
+    hot = SamplingParams(max_tokens=LENGTH, temperature=1.5, top_p=1, seed=1)
+    edited = greedy(repetition_penalty=1.3, presence_penalty=0.5)
+    params = [hot, greedy(), hot, greedy(), edited, greedy(), hot, greedy()]
+    outputs = start(family).generate_batch_sync(PROMPTS, params)
+    for place in (1, 3, 5, 7):
+        assert outputs[place].output_token_ids == alone(family, PROMPTS[place])[0]
+
+
+def test_a_model_with_lazy_arrays_of_its_own_steps_on_another_thread(start: Any, alone: Any) -> None:
+    assert start("llama3").generate_sync("Hello", greedy()).output_token_ids == alone("llama3", "Hello")[0]
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_saved_prefixes_give_the_same_answers(
+    family: str, start: Any, alone: Any, tmp_path: Any
+) -> None:
+    first = start(family)
+    first.generate_batch_sync(PROMPTS, greedy())
+    assert first.save_cache_to_disk(tmp_path / "prefixes")
+    first.close()
+    second = start(family)
+    assert second.load_cache_from_disk(tmp_path / "prefixes") > 0
+    outputs = second.generate_batch_sync(PROMPTS, greedy())
+    assert ids(outputs) == [alone(family, prompt)[0] for prompt in PROMPTS]
+    assert all(output.cached_tokens == output.prompt_tokens - 1 for output in outputs)
