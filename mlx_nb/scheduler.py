@@ -1,29 +1,51 @@
-"""Who runs next. Knows requests and limits; never touches a token's value or a tensor."""
+"""Who runs next. Knows requests, lengths and limits; never touches a token's value or a tensor."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Iterable
 
 from .config import SchedulerConfig
+from .footprint import KVFootprint
 from .request import Request
 
 __all__ = ["Scheduler"]
 
+RESERVE = 32
+"""Tokens that every row must still be able to grow by when another one is admitted."""
+
 
 class Scheduler:
-    """Admits waiting requests in order, as slots and the prefill budget allow.
+    """Admits waiting requests in order, as slots, the prefill budget and memory allow.
 
     The order is arrival ("fcfs") or priority and then arrival. The head of the queue is never overtaken, so
-    nothing starves: a prompt longer than the whole budget is admitted as soon as no other is in prefill.
+    nothing starves: a prompt longer than the whole prefill budget is admitted as soon as no other is in prefill,
+    and the first in line runs in any case once nothing else does. When running rows outgrow the memory, the
+    youngest waits again, in its old place.
+
+    Parameters
+    ----------
+    footprint : KVFootprint
+    budget : int, optional
+        Bytes for the caches of all rows; None means no bound.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        footprint: KVFootprint | None = None,
+        budget: int | None = None,
+    ) -> None:
         self._config = config
-        self._queue: list[tuple[int, int, Request]] = []
+        self._footprint = footprint or KVFootprint()
+        self._budget = budget
         self._arrivals = itertools.count()
+        self._queue: list[tuple[int, int, Request]] = []
+        self._places: dict[str, tuple[int, int]] = {}
         self._waiting: dict[str, Request] = {}
         self._running: dict[str, Request] = {}
+        self._lengths: dict[str, int] = {}
         self._prefilling: dict[str, int] = {}
 
     def __bool__(self) -> bool:
@@ -31,20 +53,16 @@ class Scheduler:
         return bool(self._waiting or self._running)
 
     @property
-    def num_waiting(self) -> int:
-        """Requests not admitted yet."""
-        return len(self._waiting)
-
-    @property
-    def num_running(self) -> int:
-        """Requests in prefill or decode."""
-        return len(self._running)
+    def running(self) -> list[str]:
+        """Ids of the requests in prefill or decode, oldest admission first."""
+        return list(self._running)
 
     def add(self, request: Request) -> None:
         """Queue a request."""
         rank = request.priority if self._config.policy == "priority" else 0
-        heapq.heappush(self._queue, (rank, next(self._arrivals), request))
-        self._waiting[request.request_id] = request
+        self._places[request.request_id] = (rank, next(self._arrivals))
+        self._lengths[request.request_id] = len(request.prompt_token_ids)
+        self._wait(request)
 
     def schedule(self) -> list[Request]:
         """Requests to start now; they count as running from here on."""
@@ -53,30 +71,55 @@ class Scheduler:
             heapq.heappop(self._queue)
             del self._waiting[request.request_id]
             self._running[request.request_id] = request
-            self._prefilling[request.request_id] = len(request.prompt_token_ids)
+            self._prefilling[request.request_id] = self._lengths[request.request_id]
             admitted.append(request)
         return admitted
 
+    def preempt(self) -> list[Request]:
+        """Running requests that must make room for the others' next tokens; they count as waiting again."""
+        preempted = []
+        while len(self._running) > 1 and not self._in_budget(self._running, growth=1):
+            youngest = max(self._running, key=self._places.__getitem__)
+            request = self._running.pop(youngest)
+            self._prefilling.pop(youngest, None)
+            self._wait(request)
+            preempted.append(request)
+        return preempted
+
     def prefilled(self, request_id: str, remaining: int) -> None:
-        """Note how many prompt tokens of a running request are still to be prefilled."""
+        """Note how many tokens of a running request are still to be prefilled."""
         if request_id in self._prefilling:
             if remaining > 0:
                 self._prefilling[request_id] = remaining
             else:
                 del self._prefilling[request_id]
 
+    def grew(self, request_id: str) -> None:
+        """Note that a running request is one token longer."""
+        self._lengths[request_id] += 1
+
+    def kv_bytes(self) -> int:
+        """Bytes that the running rows take with their next tokens."""
+        return self._footprint.bytes([self._lengths[i] + 1 for i in self._running])
+
     def remove(self, request_id: str) -> bool:
         """Forget a request; True if it was running. Unknown ids are ignored."""
         self._waiting.pop(request_id, None)
         self._prefilling.pop(request_id, None)
+        self._lengths.pop(request_id, None)
+        self._places.pop(request_id, None)
         return self._running.pop(request_id, None) is not None
 
     def clear(self) -> None:
         """Forget all requests."""
+        for request_id in [*self._waiting, *self._running]:
+            self.remove(request_id)
         self._queue.clear()
-        self._waiting.clear()
-        self._running.clear()
-        self._prefilling.clear()
+
+    def _wait(self, request: Request) -> None:
+        rank, arrival = self._places[request.request_id]
+        heapq.heappush(self._queue, (rank, arrival, request))
+        self._waiting[request.request_id] = request
 
     def _head(self) -> Request | None:
         while self._queue:
@@ -87,7 +130,16 @@ class Scheduler:
         return None
 
     def _fits(self, request: Request) -> bool:
+        if not self._running:
+            return True
         if len(self._running) >= self._config.max_running:
             return False
-        budget = self._config.max_num_batched_tokens - sum(self._prefilling.values())
-        return not self._prefilling or len(request.prompt_token_ids) <= budget
+        left = self._config.max_num_batched_tokens - sum(self._prefilling.values())
+        if self._prefilling and self._lengths[request.request_id] > left:
+            return False
+        return self._in_budget([*self._running, request.request_id], growth=RESERVE)
+
+    def _in_budget(self, request_ids: Iterable[str], *, growth: int) -> bool:
+        if self._budget is None:
+            return True
+        return self._footprint.bytes([self._lengths[i] + growth for i in request_ids]) <= self._budget

@@ -12,7 +12,7 @@ LEVELS = {
     name: level
     for level, names in enumerate(
         [
-            ("errors", "validation", "codec", "config", "sampling", "request", "outputs"),
+            ("errors", "validation", "codec", "footprint", "config", "sampling", "request", "outputs"),
             ("scheduler", "backends", "prompts"),
             ("engine",),
             ("session",),

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from ..codec import Codec
 from ..config import EngineConfig
+from ..footprint import KVFootprint
 from ..outputs import LoadProgress, TokenLogprob
 from ..request import Request
 
@@ -134,8 +135,25 @@ class Backend(Protocol):
         """Raise RequestError for anything asked that this backend can't honour. From any thread."""
         ...
 
-    def insert(self, requests: Sequence[Request]) -> None:
-        """Take requests in; their prefill starts with the next step."""
+    @property
+    def footprint(self) -> KVFootprint:
+        """What rows cost in memory."""
+        ...
+
+    @property
+    def kv_budget(self) -> int | None:
+        """Bytes that the rows' caches may take together; None means no bound."""
+        ...
+
+    def insert(self, request: Request, made: Sequence[int] = ()) -> None:
+        """Take a request in; its prefill starts with the next step.
+
+        A preempted one comes back with the tokens it has `made`, and goes on as if nothing had happened.
+        """
+        ...
+
+    def reserve(self, kv_bytes: int) -> None:
+        """Give up stored prefixes where that is needed for so many bytes of the rows' caches."""
         ...
 
     def remove(self, request_ids: Sequence[str], *, keep: bool) -> None:
@@ -143,7 +161,14 @@ class Backend(Protocol):
         ...
 
     def next(self) -> list[Event]:
-        """Do one step: at most one decode step and one prefill chunk."""
+        """Do one step: at most one decode step and one prefill chunk.
+
+        What it raises is the fault of all requests in it; `reset` follows.
+        """
+        ...
+
+    def reset(self) -> None:
+        """Drop all requests after a fault, so that new ones can be served."""
         ...
 
     def memory(self) -> Memory:

@@ -12,15 +12,17 @@ import itertools
 import logging
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, GenerationBatch, PromptProcessingBatch
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
 from ..config import EngineConfig
 from ..errors import ModelLoadError, RequestError
+from ..footprint import KVFootprint
 from ..outputs import TokenLogprob
 from ..request import Request
 from .base import CacheStats, Event, Fault, Memory, ModelInfo, Prefilled, Token
@@ -55,7 +57,7 @@ class _Observed:
         return getattr(self._model, name)
 
 
-class _Prompts(PromptProcessingBatch):
+class _Prefilling(PromptProcessingBatch):
     """Says which rows sample their first token."""
 
     def generate(self, tokens: list[list[int]]) -> GenerationBatch:
@@ -63,12 +65,21 @@ class _Prompts(PromptProcessingBatch):
         return super().generate(tokens)
 
 
-class _Rows(GenerationBatch):
+class _Decoding(GenerationBatch):
     """Says which rows sample their next token."""
 
     def _step(self) -> Any:
         self.fallback_sampler.expect(list(self.uids))
         return super()._step()
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A request in the batch, with the tokens that came from the prefix cache and where to checkpoint."""
+
+    request: Request
+    cached: int
+    boundaries: frozenset[int]
 
 
 class BatchBackend:
@@ -104,12 +115,18 @@ class BatchBackend:
         self._trimmable = can_trim_prompt_cache(blank)
         self._limit = int(config.gpu_memory_utilization * _device_memory())
         self._weights = self.info.weight_bytes or _weight_bytes(model)
+        self.footprint = _measure(model)
+        self.kv_budget = self._limit - self._weights
+        if self.kv_budget <= 0:
+            raise ModelLoadError(
+                f"the model's weights take {self._weights / 2**30:.1f} GiB, and the engine may use "
+                f"{self._limit / 2**30:.1f} GiB: choose a smaller model, or raise gpu_memory_utilization"
+            )
         self._prefix = self._make_prefix_cache()
         self._grammars = Grammars(self.codec)
         self._sampler = RowSampler()
-        self._requests: dict[int, Request] = {}
+        self._rows: dict[int, _Row] = {}
         self._uids: dict[str, int] = {}
-        self._cached: dict[int, int] = {}
         self._tokens_per_second = 0.0
         self._generator = self._make_generator()
 
@@ -137,10 +154,10 @@ class BatchBackend:
             prefill_batch_size=min(scheduler.prefill_batch_size, scheduler.max_running),
             prefill_step_size=min(FIRST_CHUNK, scheduler.prefill_step_size),
         )
-        generator._prompt_batch = _Prompts.empty(
+        generator._prompt_batch = _Prefilling.empty(
             generator.model, self._sampler, prefill_step_size=scheduler.prefill_step_size
         )
-        generator._generation_batch = _Rows.empty(generator.model, self._sampler)
+        generator._generation_batch = _Decoding.empty(generator.model, self._sampler)
         return generator
 
     # -- requests ---------------------------------------------------------------------------------------
@@ -157,41 +174,35 @@ class BatchBackend:
                 if token_id >= self.codec.vocabulary_size:
                     raise RequestError(f"{name}: the model has no token {token_id}")
 
-    def insert(self, requests: Sequence[Request]) -> None:
-        """Take requests in, on top of the longest prefix that is stored."""
-        for request in requests:
-            tokens = request.prompt_token_ids
-            constrained = request.params.constraint is not None
-            constraint = self._grammars.constraint(request.params, tokens) if constrained else None
-            state, covered = self._prefix.fetch(tokens) if self._prefix else (None, 0)
-            (uid,) = self._generator.insert_segments(
-                [self._segments(request, covered)],
-                max_tokens=[ENDLESS],
-                caches=[state],
-                all_tokens=[tokens[:covered]],
-            )
-            self._sampler.add(uid, request, constraint)
-            self._requests[uid] = request
-            self._uids[request.request_id] = uid
-            self._cached[uid] = covered
+    def insert(self, request: Request, made: Sequence[int] = ()) -> None:
+        """Take a request in, on top of the longest prefix that is stored."""
+        tokens = [*request.prompt_token_ids, *made]
+        constraint = None
+        if request.params.constraint is not None:
+            constraint = self._grammars.constraint(request.params, request.prompt_token_ids)
+        state, covered = self._prefix.fetch(tokens) if self._prefix else (None, 0)
+        boundaries = self._boundaries(request, len(tokens) - 1)
+        cuts = sorted({covered, *(b for b in boundaries if b > covered), len(tokens)})
+        (uid,) = self._generator.insert_segments(
+            [[tokens[a:b] for a, b in itertools.pairwise(cuts)]],
+            max_tokens=[ENDLESS],
+            caches=[state],
+            all_tokens=[tokens[:covered]],
+        )
+        self._sampler.add(uid, request, constraint, made)
+        self._rows[uid] = _Row(request, covered, boundaries)
+        self._uids[request.request_id] = uid
 
-    def _segments(self, request: Request, covered: int) -> list[list[int]]:
-        """The tokens to prefill, cut where the prefix cache wants a checkpoint."""
-        tokens = request.prompt_token_ids
-        cuts = sorted({covered, *(b for b in self._boundaries(request) if b > covered), len(tokens)})
-        return [tokens[a:b] for a, b in itertools.pairwise(cuts)]
-
-    def _boundaries(self, request: Request) -> set[int]:
-        """Where to checkpoint.
+    def _boundaries(self, request: Request, last: int) -> frozenset[int]:
+        """Where to checkpoint the prefill of tokens up to `last`.
 
         At what the caller named and, for states that can't be trimmed later, at the last place from which the
         same prompt can be resumed.
         """
         if self._prefix is None:
-            return set()
-        last = len(request.prompt_token_ids) - 1
+            return frozenset()
         wanted = {request.prefix_boundary} | (set() if self._trimmable else {last})
-        return {b for b in wanted if 0 < b <= last}
+        return frozenset(b for b in wanted if 0 < b <= last)
 
     def remove(self, request_ids: Sequence[str], *, keep: bool) -> None:
         """Drop rows; with `keep`, their states become prefixes."""
@@ -203,33 +214,29 @@ class BatchBackend:
         self._generator.remove(uids)
         for uid in uids:
             self._forget(uid)
-        if not self._requests:
+        if not self._rows:
             mx.clear_cache()
 
     def _forget(self, uid: int) -> None:
-        request = self._requests.pop(uid, None)
-        if request is not None:
-            del self._uids[request.request_id]
-        self._cached.pop(uid, None)
+        row = self._rows.pop(uid, None)
+        if row is not None:
+            del self._uids[row.request.request_id]
         self._sampler.discard(uid)
 
     def next(self) -> list[Event]:
         """One decode step and at most one prefill chunk."""
-        try:
-            prompts, tokens = self._generator.next()
-        except Exception as error:  # the model's step itself: it concerns all rows in it
-            return self._collapse(error)
+        prompts, tokens = self._generator.next()
         self._adapt_chunk()
         events: list[Event] = []
         for response in prompts:
-            request, cached = self._requests[response.uid], self._cached[response.uid]
-            done, total = response.progress
-            events.append(Prefilled(request.request_id, cached + done, cached + total, cached))
-            if response.end_of_segment and cached + done in self._boundaries(request):
+            row = self._rows[response.uid]
+            done, total = (row.cached + count for count in response.progress)
+            events.append(Prefilled(row.request.request_id, done, total, row.cached))
+            if response.end_of_segment and done in row.boundaries:
                 self._checkpoint([response.uid])
         for response in tokens:
             if response.uid not in self._sampler.faults:
-                request = self._requests[response.uid]
+                request = self._rows[response.uid].request
                 logprob = _logprob(request, response) if request.params.logprobs is not None else None
                 events.append(Token(request.request_id, response.token, logprob))
         return events + self._drop_faulty()
@@ -246,24 +253,24 @@ class BatchBackend:
 
     def _drop_faulty(self) -> list[Event]:
         faults = dict(self._sampler.faults)
-        events: list[Event] = [Fault(self._requests[uid].request_id, error) for uid, error in faults.items()]
+        events: list[Event] = [
+            Fault(self._rows[uid].request.request_id, error) for uid, error in faults.items()
+        ]
         if faults:
             self._generator.remove(list(faults))
             for uid in faults:
                 self._forget(uid)
         return events
 
-    def _collapse(self, error: Exception) -> list[Event]:
-        events: list[Event] = [Fault(request.request_id, error) for request in self._requests.values()]
-        with contextlib.suppress(Exception):
+    def reset(self) -> None:
+        """Begin again with an empty batch."""
+        with contextlib.suppress(Exception):  # it is broken anyway
             self._generator.close()
-        self._requests.clear()
+        self._rows.clear()
         self._uids.clear()
-        self._cached.clear()
         self._sampler = RowSampler()
         self._generator = self._make_generator()
         mx.clear_cache()
-        return events
 
     def _adapt_chunk(self) -> None:
         """Size the next prefill chunk from the speed of the last ones."""
@@ -277,6 +284,11 @@ class BatchBackend:
             bound = self._config.scheduler_config.prefill_step_size
             self._generator.prefill_step_size = max(16, min(ideal, 2 * now, bound))
 
+    def reserve(self, kv_bytes: int) -> None:
+        """Evict prefixes that stand in the way of the rows' caches."""
+        if self._prefix is not None:
+            self._prefix.shrink(self.kv_budget - kv_bytes)
+
     # -- memory and caches ------------------------------------------------------------------------------
 
     def memory(self) -> Memory:
@@ -287,7 +299,7 @@ class BatchBackend:
             peak=mx.get_peak_memory(),
             limit=self._limit,
             weights=self._weights,
-            kv=int(self._generator.prompt_cache_nbytes) if self._requests else 0,
+            kv=int(self._generator.prompt_cache_nbytes) if self._rows else 0,
             prefix=self._prefix.stats.current_bytes if self._prefix else 0,
         )
 
@@ -327,6 +339,27 @@ class BatchBackend:
         del self._generator, self._model, self._prefix, self._sampler
         mx.clear_cache()
         mx.clear_streams()
+
+
+def _measure(model: Any) -> KVFootprint:
+    """What a row costs, read off the caches after one token (which warms the model up as well)."""
+    states = make_prompt_cache(model)
+    model(mx.zeros((1, 1), dtype=mx.uint32), cache=states)
+    mx.eval([c.state for c in states])
+    per_token = fixed = 0
+    windows = []
+    pending = list(states)
+    while pending:
+        cache = pending.pop()
+        if isinstance(cache, CacheList):
+            pending += cache.caches
+        elif isinstance(cache, RotatingKVCache):
+            windows.append((cache.nbytes // cache.keys.shape[2], cache.max_size))
+        elif isinstance(cache, KVCache):
+            per_token += cache.nbytes // cache.keys.shape[2] if cache.keys is not None else 0
+        else:
+            fixed += int(cache.nbytes)
+    return KVFootprint(per_token, tuple(windows), fixed)
 
 
 def _logprob(request: Request, response: Any) -> TokenLogprob:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..config import EngineConfig
 from ..errors import CacheMismatchError, RequestError
+from ..footprint import KVFootprint
 from ..outputs import LoadProgress, TokenLogprob
 from ..request import Request
 from .base import BackendFactory, CacheStats, Event, Fault, Memory, ModelInfo, Prefilled, Token
@@ -95,9 +96,17 @@ class _Row:
 class FakeBackend:
     """See `base.Backend`. Made by `fake_backend`."""
 
+    footprint = KVFootprint(per_token=1)
+
     def __init__(
-        self, config: EngineConfig, script: Script, step_s: float, context_length: int | None
+        self,
+        config: EngineConfig,
+        script: Script,
+        step_s: float,
+        context_length: int | None,
+        kv_budget: int | None,
     ) -> None:
+        self.kv_budget = kv_budget
         self.codec = FakeCodec()
         self.info = ModelInfo(
             name=config.model_name or "fake",
@@ -121,12 +130,18 @@ class FakeBackend:
                 f"{request.params.constraint} is not supported by the fake backend: leave it out"
             )
 
-    def insert(self, requests: Sequence[Request]) -> None:
-        """Take requests in."""
-        for request in requests:
-            self._rows[request.request_id] = _Row(
-                request, self._script, self._covered(request.prompt_token_ids)
-            )
+    def insert(self, request: Request, made: Sequence[int] = ()) -> None:
+        """Take a request in."""
+        row = _Row(request, self._script, self._covered(request.prompt_token_ids))
+        row.made = [next(row.tokens) for _ in made]
+        self._rows[request.request_id] = row
+
+    def reserve(self, kv_bytes: int) -> None:
+        """Prefixes take no memory worth the name."""
+
+    def reset(self) -> None:
+        """Drop all requests."""
+        self._rows.clear()
 
     def _covered(self, tokens: list[int]) -> int:
         covered = max(
@@ -220,7 +235,12 @@ class FakeBackend:
 
 
 def fake_backend(
-    script: Script = echo, *, step_s: float = 0.0, load_s: float = 0.0, context_length: int | None = 4096
+    script: Script = echo,
+    *,
+    step_s: float = 0.0,
+    load_s: float = 0.0,
+    context_length: int | None = 4096,
+    kv_budget: int | None = None,
 ) -> BackendFactory:
     """A factory for ``EngineCore(None, None, backend=…)``.
 
@@ -230,6 +250,8 @@ def fake_backend(
         Tokens of a request's answer; the default repeats the prompt for ever.
     step_s, load_s : float
         Seconds that a step and loading take.
+    kv_budget : int, optional
+        Tokens that all rows may have together, each as long as the longest, in steps of 256.
     """
 
     def make(config: EngineConfig, on_progress: Callable[[LoadProgress], None]) -> FakeBackend:
@@ -237,6 +259,6 @@ def fake_backend(
         if load_s:
             time.sleep(load_s)
         on_progress(LoadProgress("ready", "loaded", 1.0))
-        return FakeBackend(config, script, step_s, context_length)
+        return FakeBackend(config, script, step_s, context_length, kv_budget)
 
     return make

@@ -107,7 +107,11 @@ class PrefixCache:
             for length, _ in self._trie.pop_prefixes(_TRIE, list(key)):
                 self._forget(key[:length])
         self.stats.current_bytes += size
-        while self.stats.current_bytes > self.stats.max_bytes:
+        self.shrink(self.stats.max_bytes)
+
+    def shrink(self, max_bytes: int) -> None:
+        """Evict the least recently used entries until what is left is within `max_bytes`."""
+        while self._entries and self.stats.current_bytes > max_bytes:
             self._drop(next(iter(self._entries)))
             self.stats.evictions += 1
         self.stats.entry_count = len(self._entries)

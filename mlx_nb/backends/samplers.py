@@ -70,9 +70,16 @@ class RowSampler:
         self._expected: Sequence[int] | None = None
         self._logits: mx.array | None = None
 
-    def add(self, uid: int, request: Request, constraint: Constraint | None = None) -> None:
-        """Take a row in."""
-        self._rows[uid] = _Row(request.params, request.seed, request.prompt_token_ids, constraint)
+    def add(
+        self, uid: int, request: Request, constraint: Constraint | None = None, made: Sequence[int] = ()
+    ) -> None:
+        """Take a row in, `made` being the tokens of its answer so far."""
+        if constraint is not None:
+            for token in made:
+                constraint.advance(token)
+        self._rows[uid] = _Row(
+            request.params, request.seed, request.prompt_token_ids, constraint, len(made), list(made)
+        )
 
     def discard(self, uid: int) -> None:
         """Forget a row."""
@@ -161,6 +168,8 @@ def _penalise(row: _Row, logits: mx.array) -> mx.array:
     if params.presence_penalty or params.frequency_penalty:
         if row.counts is None:
             row.counts = mx.zeros((size,))
+            if row.output:
+                row.counts = row.counts.at[mx.array(row.output)].add(1)
         elif row.last is not None:
             row.counts = row.counts.at[row.last].add(1)
         logits = logits - params.presence_penalty * (row.counts > 0) - params.frequency_penalty * row.counts
@@ -172,12 +181,12 @@ def _seen(row: _Row, size: int) -> mx.array:
     window = row.params.repetition_window
     if window is None:
         if row.seen is None:
-            row.seen = _mask(mx.array(row.prompt), size)
+            row.seen = _mask(mx.array(row.prompt + row.output), size)
         elif row.last is not None:
             row.seen = mx.maximum(row.seen, _mask(row.last, size))
         return row.seen
     if row.recent is None:
-        row.recent = mx.array(row.prompt[-window:], dtype=mx.uint32)
+        row.recent = mx.array((row.prompt + row.output)[-window:], dtype=mx.uint32)
     elif row.last is not None:
         row.recent = mx.concatenate([row.recent, row.last.astype(mx.uint32)])[-window:]
     return _mask(row.recent, size)

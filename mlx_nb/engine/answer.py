@@ -6,6 +6,7 @@ answer is append-only, so every consumer's deltas join to the same final text. W
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from ..request import Request, RequestStatus
 from .transcript import Transcript
 
 __all__ = ["Answer", "Cursor"]
+
+log = logging.getLogger("mlx_nb")
 
 
 @dataclass(slots=True)
@@ -64,11 +67,25 @@ class Answer:
         with self._lock:
             if not self.status.is_finished():
                 self.status = RequestStatus.RUNNING
-                self.started = time.monotonic()
+                self.started = self.started or time.monotonic()
+
+    def preempt(self) -> None:
+        """Note that the request waits again, to go on later."""
+        with self._lock:
+            if not self.status.is_finished():
+                self.status = RequestStatus.PREEMPTED
+                self.prefilled = 0
 
     def progress(self, done: int, cached: int) -> None:
-        """Note that `done` prompt tokens are in the KV cache, `cached` of them reused."""
-        self.prefilled, self.cached_tokens = done, cached
+        """Note that `done` tokens are in the KV cache, `cached` of them reused."""
+        self.prefilled = min(done, len(self.request.prompt_token_ids))
+        if self.first_token is None:
+            self.cached_tokens = cached
+
+    @property
+    def made(self) -> list[int]:
+        """The tokens of the answer so far."""
+        return list(self._transcript.tokens)
 
     def push(self, token: Token) -> RequestStatus | None:
         """Take the next token; a finished status if the answer ends here, for `finish`, or has ended before."""
@@ -96,16 +113,14 @@ class Answer:
             self.status, self.error, self.ended = status, error, time.monotonic()
             final, self._final_watchers = self._final_watchers, []
         self._show()
-        for wake in final:
-            wake()
+        _call(final)
         return True
 
     def _show(self) -> None:
         with self._lock:
             self._shown = self._now()
             watchers = list(self._watchers.values())
-        for wake in watchers:
-            wake()
+        _call(watchers)
 
     def watch(self, key: object, wake: Callable[[], None]) -> None:
         """Have `wake` called (on the engine's or the aborting thread; it must not block) when there is news."""
@@ -208,3 +223,12 @@ class Answer:
                 "cached_tokens": self.cached_tokens,
                 "prompt_preview": self.request.preview,
             }
+
+
+def _call(wakes: list[Callable[[], None]]) -> None:
+    """Tell listeners; one that fails is its own problem, not the engine's."""
+    for wake in wakes:
+        try:
+            wake()
+        except Exception:
+            log.exception("mlx_nb: a listener of an answer failed")

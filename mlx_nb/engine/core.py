@@ -431,7 +431,18 @@ class EngineCore:
             preview=_preview(preview if preview is not None else prompt, self.codec),
         )
         worker.backend.check(request)
+        self._check_memory(worker, len(tokens) + params.max_tokens)
         return request
+
+    def _check_memory(self, worker: Worker, length: int) -> None:
+        """Refuse what would not fit even alone."""
+        length = min(length, self.max_context or length)
+        needed, budget = worker.footprint.bytes([length]), worker.kv_budget
+        if budget is not None and needed > budget:
+            raise RequestError(
+                f"a request of {length:,} tokens needs {needed / 2**30:.2f} GiB of KV cache, and the engine has "
+                f"{budget / 2**30:.2f} GiB: shorten the prompt, or lower max_tokens"
+            )
 
     def _tokens(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -513,7 +524,7 @@ class EngineCore:
     def get_stats(self) -> dict[str, Any]:
         """Counters, rates, memory (bytes) and one row per live request; cheap, from any thread."""
         worker, counters, now = self._worker, self._counters, time.monotonic()
-        prompt_tps, generation_tps = counters.rates()
+        prompt_tps, generation_tps = counters.rates() if self.is_running() else (0.0, 0.0)
         rows = [answer.describe(now) for answer in self._live()]
         running = sum(row["phase"] != "waiting" for row in rows)
         memory = worker.memory if worker else None

@@ -17,9 +17,10 @@ import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
-from ..backends.base import Backend, BackendFactory, CacheStats, Fault, Memory, Prefilled, Token
+from ..backends.base import Backend, BackendFactory, CacheStats, Event, Fault, Memory, Prefilled, Token
 from ..config import EngineConfig
 from ..errors import EngineStopped
+from ..footprint import KVFootprint
 from ..outputs import LoadProgress
 from ..request import RequestStatus
 from ..scheduler import Scheduler
@@ -64,6 +65,8 @@ class Worker:
         self.backend: Backend | None = None
         self.memory = Memory()
         self.cache_stats: CacheStats | None = None
+        self.footprint = KVFootprint()
+        self.kv_budget: int | None = None
         self.counters = counters
         self._config = config
         self._factory: BackendFactory | None = factory
@@ -140,16 +143,6 @@ class Worker:
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
-    @property
-    def num_waiting(self) -> int:
-        """Requests not admitted yet."""
-        return self._scheduler.num_waiting + len(self._inbox)
-
-    @property
-    def num_running(self) -> int:
-        """Requests in prefill or decode."""
-        return self._scheduler.num_running
-
     def _post(self, command: Callable[[], None]) -> None:
         with self._changed:
             if self._stopping is not None or self.state in ("stopped", "failed"):
@@ -176,8 +169,12 @@ class Worker:
                 self._after = None
             factory, self._factory = self._factory, None
             assert factory is not None
-            self.backend = factory(self._config, self._on_progress)
+            backend = factory(self._config, self._on_progress)
             del factory
+            self.footprint, self.kv_budget = backend.footprint, backend.kv_budget
+            self._scheduler = Scheduler(self._config.scheduler_config, self.footprint, self.kv_budget)
+            self.backend = backend
+            del backend
             self._read(now=True)
             self._become("running")
             self._serve()
@@ -220,15 +217,10 @@ class Worker:
     def _step(self) -> None:
         backend = self.backend
         assert backend is not None
-        for request in self._scheduler.schedule():
-            self._live[request.request_id].begin()
-            try:
-                backend.insert([request])
-            except Exception as error:
-                self._fault(request.request_id, error)
+        self._admit_and_preempt(backend)
         prefilled = made = 0
         ended: dict[str, tuple[RequestStatus, BaseException | None]] = {}
-        for event in backend.next():
+        for event in self._events(backend):
             answer = self._live.get(event.request_id)
             if answer is None:
                 continue
@@ -239,6 +231,7 @@ class Worker:
                     self._scheduler.prefilled(event.request_id, event.total - event.done)
                 case Token():
                     made += 1
+                    self._scheduler.grew(event.request_id)
                     if (end := _push(answer, event)) is not None:
                         ended[event.request_id] = end
                 case Fault():
@@ -246,6 +239,29 @@ class Worker:
         self.counters.step(prefilled, made)
         self._finish(backend, ended)
         self._read(now=not self._scheduler)
+
+    def _admit_and_preempt(self, backend: Backend) -> None:
+        preempted = self._scheduler.preempt()
+        for request in preempted:
+            backend.remove([request.request_id], keep=False)
+            self._live[request.request_id].preempt()
+        admitted = [] if preempted else self._scheduler.schedule()
+        backend.reserve(self._scheduler.kv_bytes())
+        for request in admitted:
+            answer = self._live[request.request_id]
+            answer.begin()
+            try:
+                backend.insert(request, answer.made)
+            except Exception as error:
+                self._fault(request.request_id, error)
+
+    def _events(self, backend: Backend) -> list[Event]:
+        """What a step brings; a step that fails is the fault of the requests in it, and of no others."""
+        try:
+            return backend.next()
+        except Exception as error:
+            backend.reset()
+            return [Fault(request_id, error) for request_id in self._scheduler.running]
 
     def _finish(self, backend: Backend, ended: dict[str, tuple[RequestStatus, BaseException | None]]) -> None:
         """Clear up after requests that ended, and only then tell: whoever hears of it finds all in order."""
