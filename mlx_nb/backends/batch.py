@@ -28,7 +28,7 @@ from ..request import Request
 from .base import CacheStats, Event, Fault, Memory, ModelInfo, Prefilled, Token
 from .grammar import Grammars, grammar_source
 from .loader import device_name, evaluate
-from .prefix_cache import PrefixCache, can_trim_prompt_cache
+from .prefix_cache import PrefixCache
 from .samplers import RowSampler
 from .text import TokenizerCodec
 
@@ -112,7 +112,7 @@ class BatchBackend:
         self.codec = TokenizerCodec(tokenizer, _vocabulary_size(model, tokenizer))
         self._model = model
         self._config = config
-        self._trimmable = can_trim_prompt_cache(blank)
+        self._trimmable = all(map(_keeps_all, blank))
         self._limit = int(config.gpu_memory_utilization * _device_memory())
         self._weights = self.info.weight_bytes or _weight_bytes(model)
         self.footprint = _measure(model)
@@ -360,6 +360,12 @@ def _measure(model: Any) -> KVFootprint:
         else:
             fixed += int(cache.nbytes)
     return KVFootprint(per_token, tuple(windows), fixed)
+
+
+def _keeps_all(cache: Any) -> bool:
+    """Whether a state can always be cut back later: a sliding window can't once it has wrapped."""
+    parts = getattr(cache, "caches", [cache])
+    return all(part.is_trimmable() and not hasattr(part, "max_size") for part in parts)
 
 
 def _logprob(request: Request, response: Any) -> TokenLogprob:
