@@ -647,6 +647,10 @@ def _preview(prompt: Prompt, codec: Codec) -> str:
 
 
 def _batch_backend(model: Any, tokenizer: Any) -> BackendFactory:
+    from ..backends.loader import evaluate
+
+    evaluate(model)  # here, where it was made: lazy arrays can't be evaluated on the engine's thread
+
     def make(config: EngineConfig, _: Callable[[LoadProgress], None]) -> Backend:
         from ..backends.batch import BatchBackend
 
