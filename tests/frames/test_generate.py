@@ -447,11 +447,11 @@ def test_registering_the_accessors_again_warns_of_nothing() -> None:
 @pytest.mark.timeout(600)
 def test_the_demo_model_answers_three_rows(session) -> None:
     session.start("demo")
-    places = pd.Series(["France", None, "Italy"], index=[5, 5, 6], name="country")
+    places = pd.Series(["France", None, "Japan"], index=[5, 5, 6], name="country")
 
     result = places.mlx.generate("What is the capital of {{ country }}?", max_tokens=20, progress=False)
 
     assert result.index.tolist() == [5, 5, 6]
     assert "Paris" in result["text"].iloc[0]
     assert result["finish_reason"].iloc[1] == "skipped"
-    assert "Rome" in result["text"].iloc[2]
+    assert "Tokyo" in result["text"].iloc[2]
