@@ -27,7 +27,7 @@ from ..outputs import TokenLogprob
 from ..request import Request
 from .base import CacheStats, Event, Fault, Memory, ModelInfo, Prefilled, Token
 from .grammar import Grammars, grammar_source
-from .loader import device_name, evaluate
+from .loader import device_name
 from .prefix_cache import PrefixCache
 from .samplers import RowSampler
 from .text import TokenizerCodec
@@ -88,7 +88,7 @@ class BatchBackend:
     Parameters
     ----------
     model, tokenizer
-        As mlx-lm loads them.
+        As mlx-lm loads them, every array evaluated on the thread that made it (`loader.evaluate`).
     info : ModelInfo, optional
         What the loader found out.
     """
@@ -96,7 +96,6 @@ class BatchBackend:
     def __init__(
         self, model: Any, tokenizer: Any, config: EngineConfig, info: ModelInfo | None = None
     ) -> None:
-        evaluate(model)
         scheduler = config.scheduler_config
         if scheduler.max_kv_size:
             raise ModelLoadError(

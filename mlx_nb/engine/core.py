@@ -647,6 +647,12 @@ def _preview(prompt: Prompt, codec: Codec) -> str:
 
 
 def _batch_backend(model: Any, tokenizer: Any) -> BackendFactory:
+    """For a model that this thread hands over: a lazy array could not be evaluated on another."""
+    if model is not None:
+        from ..backends.loader import evaluate
+
+        evaluate(model)
+
     from ..backends.loader import evaluate
 
     evaluate(model)  # here, where it was made: lazy arrays can't be evaluated on the engine's thread
