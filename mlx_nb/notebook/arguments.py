@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 from IPython.core.error import UsageError
 
-__all__ = ["Option", "Options"]
+__all__ = ["Option", "Options", "did_you_mean"]
 
 _WORD = re.compile(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\{\{.*?\}\}|[^\s"'])+""")
 _QUOTED = re.compile(r""""((?:\\.|[^"\\])*)"|'([^']*)'""")
@@ -118,9 +118,7 @@ class Options:
             flag, glued, value = word[:2], "=", word[2:]
         option = self._by_flag.get(flag)
         if option is None:
-            close = difflib.get_close_matches(flag, self._by_flag, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(self._by_flag) or 'none'}"
-            raise UsageError(f"unknown option {flag}: {hint}")
+            raise UsageError(f"unknown option {flag}: {did_you_mean(flag, self._by_flag)}")
         if not option.value:
             if glued:
                 raise UsageError(f"{flag} takes no value")
@@ -146,6 +144,16 @@ class Options:
             raise UsageError(f"{flag} is given twice")
         else:
             values[option.name] = value
+
+
+def did_you_mean(word: str, known: Collection[str]) -> str:
+    """A hint for a mistyped word: an abbreviation, swapped letters, something close, or all there is."""
+    likely = [
+        *(name for name in known if len(word) > 2 and name.startswith(word)),
+        *(name for name in known if sorted(name) == sorted(word)),
+        *difflib.get_close_matches(word, known, n=1),
+    ]
+    return f"did you mean {likely[0]}?" if likely else f"known are {', '.join(known) or 'none'}"
 
 
 def _split(text: str) -> tuple[str, str]:

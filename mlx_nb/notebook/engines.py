@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import sys
 import time
 import weakref
@@ -14,7 +13,7 @@ from IPython.core.error import UsageError
 
 from ..config import EngineConfig, SchedulerConfig
 from ..session.session import START_HINT, NamedEngine, Session
-from .arguments import Option, Options
+from .arguments import Option, Options, did_you_mean
 from .kernel import in_kernel, interrupts_raise
 from .stream import interrupted, one_line_errors
 from .views import StatusLine, place
@@ -254,9 +253,7 @@ def _parse(line: str) -> tuple[str, dict[str, Any], list[str]]:
     command = command or "status"
     options = COMMANDS.get(command)
     if options is None:
-        close = difflib.get_close_matches(command, COMMANDS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(COMMANDS)}"
-        raise UsageError(f"unknown command %mlx_engine {command}: {hint}")
+        raise UsageError(f"unknown command %mlx_engine {command}: {did_you_mean(command, COMMANDS)}")
     return command, *options.with_words(rest)
 
 

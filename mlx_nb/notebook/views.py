@@ -67,15 +67,19 @@ class CellView:
             self._pending = later(wait, self._draw)
 
     def _draw(self) -> None:
-        self._pending = None
+        self._forget_pending()
         if self._handle is not None and self._text:
             self._drawn_at = time.monotonic()
             self._handle.update(markdown(self._text), raw=True)
 
-    def close(self, text: str, note: str) -> None:
-        """Draw the end, and a small grey line under it."""
+    def _forget_pending(self) -> None:
         if self._pending is not None:
             self._pending.cancel()
+            self._pending = None
+
+    def close(self, text: str, note: str) -> None:
+        """Draw the end, and a small grey line under it."""
+        self._forget_pending()
         if self._handle is None:
             place(markdown(text))
         else:

@@ -1,0 +1,57 @@
+"""IPython in a pseudo-terminal."""
+
+import sys
+from collections.abc import Iterator
+
+import pexpect
+import pytest
+from kernel_session import ENGINE
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture
+def terminal(tmp_path: object) -> Iterator[pexpect.spawn]:
+    """An IPython with the extension and a fake engine, at its second prompt."""
+    started = "get_ipython().run_line_magic('load_ext', 'mlx_nb')\n" + ENGINE
+    arguments = ["-m", "IPython", "--simple-prompt", "--no-banner", "--colors=nocolor", "-i", "-c", started]
+    child = pexpect.spawn(
+        sys.executable,
+        arguments,
+        env={"IPYTHONDIR": str(tmp_path), "PATH": "/usr/bin:/bin", "TERM": "dumb"},
+        encoding="utf-8",
+        timeout=30,
+        echo=False,
+    )
+    child.expect(r"In \[\d+\]: ")
+    yield child
+    child.close(force=True)
+
+
+def test_a_terminal_prints_the_answer_as_it_comes_and_exits_cleanly(terminal: pexpect.spawn) -> None:
+    terminal.sendline("%mlx_generate -n 9 --raw Why so?")
+    terminal.expect_exact("Why so?Wh")
+    terminal.expect(r"\(9 tokens · .*\)")
+    terminal.expect(r"Out\[\d+\]: <Result 'Why so\?Wh', 9 tokens, length>")
+
+    terminal.sendline("_.upper()")
+    terminal.expect_exact("'WHY SO?WH'")
+
+    terminal.sendline("exit")
+    terminal.expect(pexpect.EOF)
+    terminal.wait()
+    assert terminal.exitstatus == 0
+
+
+def test_control_c_in_a_terminal_keeps_the_partial_answer(terminal: pexpect.spawn) -> None:
+    terminal.sendline("%mlx_generate -n 100000 --raw abc")
+    terminal.expect_exact("abcabcabc")
+
+    terminal.sendintr()
+
+    terminal.expect_exact("KeyboardInterrupt: generation interrupted", timeout=2)
+    terminal.expect(r"In \[\d+\]: ")
+    terminal.sendline("print(_.finish_reason, _.text.startswith('abcabcabc'))")
+    terminal.expect_exact("abort True")
+    terminal.sendline("%mlx_generate -n 3 --raw xyz")
+    terminal.expect_exact("xyz")
