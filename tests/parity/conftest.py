@@ -1,11 +1,10 @@
 """Engines to compare with mlx-lm's own single-stream generation."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from models import tiny, tiny_folder
+from models import tiny
 
 from mlx_nb import EngineConfig, EngineCore, SchedulerConfig
 from mlx_nb.backends import loader, sources
@@ -46,8 +45,3 @@ def start(load: Load) -> Iterator[Start]:
     yield started
     for engine in engines:
         engine.close()
-
-
-@pytest.fixture(scope="session")
-def llama_folder() -> Path:
-    return tiny_folder("llama")

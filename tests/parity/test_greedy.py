@@ -14,8 +14,6 @@ LENGTH = 24
 WORDS = "ten jolly foxes judge my 12 vows of quartz and read a tiny corpus aloud in the engine room".split()
 # From 1 to about 150 tokens: below, at and far beyond the sliding windows of the tiny models.
 PROMPTS = ["a", "Hello", *(" ".join(WORDS[:n]) + "?" for n in (2, 4, 7, 11, 18)), " ".join(WORDS * 3)]
-DEMO = pytest.param("demo", marks=[pytest.mark.model, pytest.mark.slow])
-ALL = [*FAMILIES, DEMO]
 # Grouped attention; a hybrid; sliding windows; no attention.
 KINDS = ["llama", "qwen3_5", "gemma3", "mamba2"]
 
@@ -43,14 +41,14 @@ def ids(outputs: list[RequestOutput]) -> list[list[int]]:
     return [output.output_token_ids for output in outputs]
 
 
-@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_batch_of_prompts_equals_each_alone(family: str, start: Any, alone: Any) -> None:
     outputs = start(family).generate_batch_sync(PROMPTS, greedy())
     assert ids(outputs) == [alone(family, prompt)[0] for prompt in PROMPTS]
     assert all(len(output.output_token_ids) == LENGTH or output.finish_reason == "stop" for output in outputs)
 
 
-@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_second_run_equals_the_first_and_reports_its_cached_tokens(
     family: str, start: Any, alone: Any
 ) -> None:
@@ -140,7 +138,7 @@ def test_answers_of_different_lengths_leave_the_batch_without_harm(
     ]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3_5", DEMO])
+@pytest.mark.parametrize("family", ["llama", "qwen3_5"])
 async def test_streaming_equals_generating(family: str, start: Any, alone: Any) -> None:
     engine: EngineCore = start(family)
     tokens, text = alone(family, PROMPTS[5])
@@ -182,3 +180,19 @@ def test_saved_prefixes_give_the_same_answers(
     outputs = second.generate_batch_sync(PROMPTS, greedy())
     assert ids(outputs) == [alone(family, prompt)[0] for prompt in PROMPTS]
     assert all(output.cached_tokens == output.prompt_tokens - 1 for output in outputs)
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_the_demo_model_answers_a_batch_twice_and_a_stream_as_it_does_alone(start: Any, alone: Any) -> None:
+    engine: EngineCore = start("demo")
+    expected = [alone("demo", prompt, 8)[0] for prompt in PROMPTS]
+    for covered in (0, 1):
+        outputs = engine.generate_batch_sync(PROMPTS, greedy(8))
+        assert ids(outputs) == expected
+        assert [output.cached_tokens for output in outputs] == [
+            covered * (output.prompt_tokens - 1) for output in outputs
+        ]
+    request_id = engine.submit(PROMPTS[4], greedy(8))
+    streamed = "".join(output.new_text for output in engine.stream_sync(request_id))
+    assert streamed == alone("demo", PROMPTS[4], 8)[1]
