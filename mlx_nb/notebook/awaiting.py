@@ -13,6 +13,8 @@ import threading
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from IPython.core.async_helpers import _asyncio_runner
+
 from .kernel import in_kernel
 
 __all__ = ["AwaitMagics", "RunningCells"]
@@ -70,13 +72,16 @@ class AwaitMagics:
         return self._rewritten(source, calls).splitlines(keepends=True) if calls else lines
 
     def _can_await(self) -> bool:
-        if not in_kernel(self._shell) or not self._shell.autoawait or self._cells:
+        if not in_kernel(self._shell) or self._cells or not self._awaits_asyncio():
             return False
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             return False
         return True
+
+    def _awaits_asyncio(self) -> bool:
+        return bool(self._shell.autoawait) and self._shell.loop_runner is _asyncio_runner
 
     def _rewritten(self, source: str, calls: list[ast.Call]) -> str:
         text = source.encode()

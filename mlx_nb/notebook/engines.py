@@ -61,9 +61,11 @@ class EngineCommands:
                 return loading.wait() if loading else None
             if command == "stop":
                 stopping = self._stop(words)
-                with interrupts_raise():
-                    stopping.core.stop_now()
-                return self._stopped(stopping)
+                if stopping is not None:
+                    with interrupts_raise():
+                        stopping.core.stop_now()
+                    self._stopped(stopping)
+                return None
             return self._look(command, words, given)
 
     async def run_awaited(self, line: str) -> Any:
@@ -75,8 +77,10 @@ class EngineCommands:
                 return await loading.wait_awaited() if loading else None
             if command == "stop":
                 stopping = self._stop(words)
-                await stopping.core.stop()
-                return self._stopped(stopping)
+                if stopping is not None:
+                    await stopping.core.stop()
+                    self._stopped(stopping)
+                return None
             return self._look(command, words, given)
 
     def close(self) -> None:
@@ -121,9 +125,15 @@ class EngineCommands:
             return None
         return _Loading(self._shell, self._session, engine, before)
 
-    def _stop(self, words: list[str]) -> NamedEngine:
-        name = _at_most_one(words, "stop")
-        return self._session.forget(self._session.find(name).name)
+    def _stop(self, words: list[str]) -> NamedEngine | None:
+        """Take an engine out of the session; the engine if its end is worth waiting for."""
+        engine = self._session.find(_at_most_one(words, "stop"))
+        loading = engine.core.state == "loading"
+        self._session.forget(engine.name)
+        if not loading:
+            return engine
+        _say(f"{engine.name!r} is given up; what it loads is discarded when loading returns")
+        return None
 
     @staticmethod
     def _stopped(engine: NamedEngine) -> None:

@@ -6,6 +6,7 @@ reload, and end with the cell that unloaded the extension for good.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import sys
 from typing import Any
@@ -60,7 +61,13 @@ class Extension:
     async def awaited(self, name: str, *arguments: str) -> Any:
         """Await a magic; what `AwaitMagics` writes into cells."""
         with interrupts_wake():
-            return await self._coroutines[name](*arguments)
+            try:
+                return await self._coroutines[name](*arguments)
+            except KeyboardInterrupt:  # it stands for a cancellation, which has had its effect
+                task = asyncio.current_task()
+                if task is not None:
+                    task.uncancel()
+                raise
 
     def leave(self) -> None:
         """Take everything out of the shell again."""

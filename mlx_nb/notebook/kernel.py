@@ -9,12 +9,19 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["in_kernel", "interrupts_raise", "interrupts_wake"]
+__all__ = ["current_cell", "in_kernel", "interrupts_raise", "interrupts_wake"]
 
 
 def in_kernel(shell: Any) -> bool:
     """Whether the shell belongs to a Jupyter kernel."""
     return getattr(shell, "kernel", None) is not None
+
+
+def current_cell(shell: Any) -> object:
+    """What tells the cell that runs now from others, those of subshells included."""
+    if in_kernel(shell):
+        return shell.display_pub.parent_header.get("msg_id")
+    return getattr(shell, "execution_count", None)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from ..prompts.template import Template
 from ..sampling import SamplingParams
 from ..session.session import default_session
 from .arguments import Option, Options
-from .engines import EngineCommands
+from .engines import COMMANDS, EngineCommands
 from .stream import Ask, Stream, one_line_errors
 
 __all__ = ["GENERATE", "SAMPLING", "MlxMagics"]
@@ -51,11 +51,12 @@ GENERATE = Options(
 _DEFAULTS = ("max_tokens", "temperature", "top_p", "top_k", "min_p")
 
 
-def _with_options(options: Options) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _with_options(*options: Options) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Append the options to a magic's docstring, for ``%magic?``."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{options.help()}\n"
+        texts = "\n".join(each.help() for each in options)
+        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{texts}\n"
         return function
 
     return decorate
@@ -114,8 +115,9 @@ class MlxMagics(Magics):
 
     @no_var_expand
     @line_magic
+    @_with_options(*COMMANDS.values())
     def mlx_engine(self, line: str) -> Any:
-        """Start, stop and look at engines; ``%mlx_engine help`` says more."""
+        """Start, stop and look at engines."""
         return self._engines.run(line)
 
     async def engine_awaited(self, line: str) -> Any:
@@ -136,7 +138,9 @@ class MlxMagics(Magics):
             given, rest = GENERATE.before_prompt(line, fill)
             prompt = fill(_prompt(rest, cell))
             if not prompt.strip():
-                raise UsageError("the prompt is empty: write it in the cell, or after the options of the line")
+                raise UsageError(
+                    "the prompt is empty: write it in the cell, or after the options of the line"
+                )
             out = given.get("out")
             if out is not None and not out.isidentifier():
                 raise UsageError(f"-o takes the name of a variable, got {out!r}")

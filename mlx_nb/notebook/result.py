@@ -7,7 +7,7 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 
 from ..outputs import GenerationOutput
-from .kernel import in_kernel
+from .kernel import current_cell, in_kernel
 from .views import markdown, place
 
 __all__ = ["Result"]
@@ -28,13 +28,13 @@ class Result(str):
     __slots__ = ("_cell", "output")
 
     output: GenerationOutput
-    _cell: int | None
+    _cell: object
 
     def __new__(cls, output: GenerationOutput) -> Result:
         """Wrap an output."""
         self = super().__new__(cls, output.text)
         self.output = output
-        self._cell = _current_cell()
+        self._cell = current_cell(get_ipython())
         return self
 
     def __getnewargs__(self) -> tuple[Any, ...]:
@@ -70,13 +70,8 @@ class Result(str):
     def _ipython_display_(self) -> None:
         if not in_kernel(get_ipython()):
             raise NotImplementedError  # a terminal prints what _repr_pretty_ says
-        if self._cell != _current_cell():
+        if self._cell != current_cell(get_ipython()):
             place(markdown(self.text))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002 - IPython gives it
-        printer.text(repr(self) if self._cell == _current_cell() else self.text)
-
-
-def _current_cell() -> int | None:
-    shell = get_ipython()
-    return None if shell is None else shell.execution_count
+        printer.text(repr(self) if self._cell == current_cell(get_ipython()) else self.text)

@@ -60,7 +60,8 @@ def test_a_reload_keeps_engines_running(bare: KernelSession) -> None:
 
 
 def test_unloading_leaves_nothing_behind(bare: KernelSession) -> None:
-    bare.run("%reload_ext mlx_nb\n" + ENGINE + "\n%mlx_engine monitor")
+    shown = bare.run("%reload_ext mlx_nb\n" + ENGINE + "\n%mlx_engine monitor")
+    assert "application/vnd.jupyter.widget-view+json" in shown.displays[0]
     bare.run("%unload_ext mlx_nb")
 
     assert (

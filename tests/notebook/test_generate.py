@@ -201,9 +201,11 @@ def test_a_bad_default_is_refused_and_breaks_no_reload(
     run("%config MlxMagics.temperature = -1")
     assert run("%mlx_generate --raw abcdef").value == "abc"
 
+    shell.config.MlxMagics.top_p = 7.0  # as a file of settings may say
     reloaded = run("%reload_ext mlx_nb")
 
     assert reloaded.error is None
+    assert "MlxMagics.top_p = 7.0 is left out: top_p must be above 0" in reloaded.err
     assert run("%mlx_generate --raw abcdef").value == "abc"
 
 
