@@ -34,6 +34,7 @@ _HOMES = {
     "TokenLogprob": ".outputs",
     "UnknownModelError": ".errors",
     "agenerate_frame": ".frames.generate",
+    "current_engine": ".session.session",
     "generate_frame": ".frames.generate",
     "load_ipython_extension": ".notebook.extension",
     "unload_ipython_extension": ".notebook.extension",
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from .outputs import TokenLogprob as TokenLogprob
     from .request import RequestStatus as RequestStatus
     from .sampling import SamplingParams as SamplingParams
+    from .session.session import current_engine as current_engine
 
 
 def __getattr__(name: str) -> Any:

@@ -46,8 +46,9 @@ def demo(out: Path) -> None:
     print(f"Running {NOTEBOOK} in a kernel (the first run fetches a model of 93 MB) …\n", flush=True)
     client = nbclient.NotebookClient(
         notebook,
-        timeout=None,
         kernel_name="python3",
+        extra_arguments=["--IPKernelApp.log_level=ERROR"],  # it warns of what every kernel on TCP does
+        timeout=None,
         store_widget_state=True,
         resources={"metadata": {"path": str(out)}},
         on_cell_executed=lambda **executed: _show(executed["cell"]),

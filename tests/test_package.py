@@ -141,7 +141,7 @@ def test_the_wheel_holds_the_package_with_its_bundle_and_nothing_else(built: Pat
     (wheel,) = built.glob("*.whl")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
 
-    assert names == source_files(PACKAGE)
+    assert names == source_files(PACKAGE) | {"mlx_nb/notebooks/01_first_steps.ipynb"}
     assert "mlx_nb/py.typed" in names
     assert any(name.startswith("mlx_nb/static/") and name.endswith(".js") for name in names)
 

@@ -17,7 +17,7 @@ from ..errors import EngineNotStarted, MlxNbError
 from ..outputs import GenerationOutput, LoadProgress, RequestOutput
 from ..prompts.chat import Message, chat_tokens, messages_for
 
-__all__ = ["NamedEngine", "Session", "default_session", "prompt_for", "to_generation"]
+__all__ = ["NamedEngine", "Session", "current_engine", "default_session", "prompt_for", "to_generation"]
 
 START_HINT = "no engine is running: start one with %mlx_engine start demo (or another model)"
 
@@ -168,6 +168,11 @@ class Session:
 def default_session() -> Session:
     """The session that magics and DataFrames use."""
     return Session()
+
+
+def current_engine(name: str | None = None) -> AsyncEngineCore:
+    """The engine of this name, or the one in use; EngineNotStarted if there is none."""
+    return default_session().get(name).handle
 
 
 def prompt_for(

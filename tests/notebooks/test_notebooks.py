@@ -1,0 +1,54 @@
+"""Every notebook runs from top to bottom on the demo model, with its outputs in place."""
+
+from pathlib import Path
+from typing import Any
+
+import nbclient
+import nbformat
+import pytest
+
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+
+# What must be seen in the outputs of a notebook's cells, by a piece of the cell's source.
+EXPECTED = {
+    "01_first_steps": {
+        "What is the capital of France?": ["The capital of France is Paris.", "7 tokens"],
+        'countries["country"].mlx.generate': ["Tokyo", "Berlin", "skipped", "'country' is null"],
+        "time.sleep(3)": ["tokens while the cell slept"],
+        "%mlx_engine monitor": ["Engine monitor: SmolLM2-135M-Instruct"],
+        "%mlx_engine stats": ["num_requests_processed"],
+        "%mlx_engine stop": ["stopped"],
+    },
+}
+
+
+def texts(cell: Any) -> str:
+    """Return all that a cell shows as text."""
+    shown = [output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in cell.outputs]
+    return "\n".join(shown)
+
+
+@pytest.mark.model
+@pytest.mark.kernel
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_and_shows_what_it_promises(path: Path, tmp_path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbclient.NotebookClient(
+        notebook, timeout=500, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not [o for cell in cells for o in cell.outputs if o.output_type == "error" or o.get("name") == "stderr"]
+    for source, shown in EXPECTED[path.stem].items():
+        cell = next(cell for cell in cells if source in cell.source)
+        for text in shown:
+            assert cell is not None, source
+            assert text in texts(cell), source
+
+
+def test_notebooks_are_kept_without_outputs() -> None:
+    for path in NOTEBOOKS:
+        cells = nbformat.read(path, as_version=4).cells
+        assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")], path
