@@ -351,7 +351,9 @@ def _detached(error: BaseException) -> BaseException:
     The frames themselves would keep arrays and the model alive for as long as somebody holds the error.
     """
     link: BaseException | None = error
-    while link is not None:
+    seen: set[int] = set()
+    while link is not None and id(link) not in seen:  # an error may be its own cause
+        seen.add(id(link))
         if link.__traceback__ is not None:
             link.add_note(
                 "On the engine's thread:\n" + "".join(traceback.format_tb(link.__traceback__)).rstrip()
