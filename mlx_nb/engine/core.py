@@ -368,6 +368,8 @@ class EngineCore:
         self.wait_ready()
         if errors not in ("raise", "return"):
             raise ValueError(f"errors must be 'raise' or 'return', got {errors!r}")
+        if isinstance(prompts, str):
+            raise RequestError("prompts is a list of prompts: put a single text in one")
         prompts = list(prompts)
         rejected: dict[int, RequestOutput] = {}
         requests: dict[int, Request] = {}
@@ -472,9 +474,10 @@ class EngineCore:
         with self._lock:
             for request in requests:
                 known = self._answers.get(request.request_id)
-                if known is not None and not known.status.is_finished():
+                # An aborted one has nothing that anybody waits for.
+                if known is not None and known.status is not RequestStatus.FINISHED_ABORTED:
                     raise RequestError(
-                        f"request id {request.request_id!r} is in use: wait for it, or choose another"
+                        f"request id {request.request_id!r} is in use: read its answer, or choose another"
                     )
             for request in requests:
                 limit = request.params.max_tokens
