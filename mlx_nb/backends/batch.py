@@ -333,11 +333,10 @@ class BatchBackend:
         return self._prefix.load(folder) if self._prefix else 0
 
     def close(self) -> None:
-        """Let go of the model and leave this thread without MLX streams, or the process may crash at exit."""
+        """Let go of the model."""
         self._generator.close()
         del self._generator, self._model, self._prefix, self._sampler
         mx.clear_cache()
-        mx.clear_streams()
 
 
 def _measure(model: Any) -> KVFootprint:

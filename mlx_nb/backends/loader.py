@@ -12,6 +12,7 @@ import importlib.metadata
 import json
 import logging
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import mlx.core as mx
     from mlx import nn
 
-__all__ = ["LoadedModel", "content_key", "device_name", "evaluate", "half_precision_is_emulated", "load"]
+__all__ = ["LoadedModel", "content_key", "device_name", "evaluate", "half_precision_is_emulated", "leave_thread", "load"]
 
 logger = logging.getLogger("mlx_nb")
 
@@ -143,6 +144,12 @@ def evaluate(model: nn.Module) -> None:
 
     # A module is a dict that holds its arrays and its parts, private ones included.
     mx.eval([value for _, value in tree_flatten(model) if isinstance(value, mx.array)])
+
+
+def leave_thread() -> None:
+    """Take this thread's streams from MLX, or the process may crash at exit. A thread's last act."""
+    if (mx := sys.modules.get("mlx.core")) is not None:
+        mx.clear_streams()
 
 
 def half_precision_is_emulated() -> bool:

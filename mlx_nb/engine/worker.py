@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ..backends.base import Backend, BackendFactory, CacheStats, Event, Fault, Memory, Prefilled, Token
+from ..backends.loader import leave_thread
 from ..config import EngineConfig
 from ..errors import EngineStopped
 from ..footprint import KVFootprint
@@ -332,6 +333,7 @@ class Worker:
         except Exception:
             log.exception("mlx_nb: closing the backend failed")
         del backend
+        leave_thread()  # also after a load that failed half-way
         self.memory, self.cache_stats = Memory(limit=self.memory.limit), None
         self._interval.leave()
         self._become(state)
