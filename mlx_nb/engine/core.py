@@ -83,6 +83,7 @@ class EngineCore:
         self._codec: Codec | None = None
         self._info = ModelInfo(name=self.config.model_name)
         self._evicting: Worker | None = None
+        self._model_key = None if model is None else id(model)
         if model is not None:
             self._evicting = _claim(model, self, force=force_model_ownership)
 
@@ -133,6 +134,7 @@ class EngineCore:
 
     def launch(self) -> None:
         """Start the engine thread and return at once. Idempotent; also starts a stopped engine again."""
+        _reclaim(self._model_key, self)
         with self._lock:
             if self._factory is None:
                 raise EngineStopped("the engine is closed; make a new one")
@@ -688,6 +690,18 @@ def _claim(model: Any, core: EngineCore, *, force: bool) -> Worker | None:
             )
         _owners[id(model)] = weakref.ref(core)
         return worker
+
+
+def _reclaim(key: int | None, core: EngineCore) -> None:
+    """Make sure that no other engine took the model over, or that it has let go of it since."""
+    if key is None:
+        return
+    with _owners_lock:
+        reference = _owners.get(key)
+        owner = reference() if reference else None
+        if owner is not None and owner is not core:
+            raise ModelOwnershipError(f"{owner.engine_id} took this model over: close it first")
+        _owners[key] = weakref.ref(core)
 
 
 def _release(core: EngineCore) -> None:
