@@ -233,11 +233,11 @@ class BatchBackend:
             events.append(Prefilled(row.request.request_id, done, total, row.cached))
             if response.end_of_segment and done in row.boundaries:
                 self._checkpoint([response.uid])
+        # A row at fault in sampling its next token has this one still, which may well be its last.
         for response in tokens:
-            if response.uid not in self._sampler.faults:
-                request = self._rows[response.uid].request
-                logprob = _logprob(request, response) if request.params.logprobs is not None else None
-                events.append(Token(request.request_id, response.token, logprob))
+            request = self._rows[response.uid].request
+            logprob = _logprob(request, response) if request.params.logprobs is not None else None
+            events.append(Token(request.request_id, response.token, logprob))
         return events + self._drop_faulty()
 
     def _checkpoint(self, uids: list[int]) -> None:

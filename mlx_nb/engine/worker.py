@@ -236,7 +236,7 @@ class Worker:
                     if (end := _push(answer, event)) is not None:
                         ended[event.request_id] = end
                 case Fault():
-                    ended[event.request_id] = (RequestStatus.FINISHED_ERROR, event.error)
+                    ended.setdefault(event.request_id, (RequestStatus.FINISHED_ERROR, event.error))
         self.counters.step(prefilled, made)
         self._finish(backend, ended)
         self._read(now=not self._scheduler)
