@@ -27,7 +27,15 @@ if TYPE_CHECKING:
     import mlx.core as mx
     from mlx import nn
 
-__all__ = ["LoadedModel", "content_key", "device_name", "evaluate", "half_precision_is_emulated", "leave_thread", "load"]
+__all__ = [
+    "LoadedModel",
+    "content_key",
+    "device_name",
+    "evaluate",
+    "half_precision_is_emulated",
+    "leave_thread",
+    "load",
+]
 
 logger = logging.getLogger("mlx_nb")
 

@@ -133,7 +133,11 @@ async def test_a_bad_request_is_refused_and_leaves_nothing_behind(case: str, sta
         await engine.generate(prompt, **options)
     assert "\n" not in str(refused.value)
     stats = engine.get_stats()
-    assert (stats["active_requests"], stats["num_requests_processed"], stats["total_prompt_tokens"]) == (0, 0, 0)
+    assert (stats["active_requests"], stats["num_requests_processed"], stats["total_prompt_tokens"]) == (
+        0,
+        0,
+        0,
+    )
     assert (await engine.generate("q")).output_text == "fine"
 
 
@@ -187,9 +191,7 @@ async def test_an_unknown_id_can_be_neither_streamed_nor_aborted(start: Make) ->
 async def test_a_fault_is_raised_to_its_own_consumer_only(start: Make) -> None:
     script = by_prompt({"bad": raises(ZeroDivisionError("boom"), after=3), "good": says("fine")})
     engine = start(script)
-    bad, good = await asyncio.gather(
-        engine.generate("bad"), engine.generate("good"), return_exceptions=True
-    )
+    bad, good = await asyncio.gather(engine.generate("bad"), engine.generate("good"), return_exceptions=True)
     assert isinstance(bad, ZeroDivisionError)
     assert good.output_text == "fine"
     assert (await engine.generate("good")).output_text == "fine"
@@ -451,7 +453,12 @@ def test_with_errors_return_a_bad_prompt_and_a_fault_are_their_own_rows_error(st
     engine = start(by_prompt({"bad": raises(ZeroDivisionError("boom")), "good": says("fine")}))
     outputs = engine.generate_batch_sync(["good", "", "bad", "good"], errors="return")
     assert [output.output_text for output in outputs] == ["fine", "", "", "fine"]
-    assert [type(output.error) for output in outputs] == [type(None), RequestError, ZeroDivisionError, type(None)]
+    assert [type(output.error) for output in outputs] == [
+        type(None),
+        RequestError,
+        ZeroDivisionError,
+        type(None),
+    ]
     assert [output.finish_reason for output in outputs] == ["stop", "error", "error", "stop"]
 
 

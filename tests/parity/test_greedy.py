@@ -168,9 +168,7 @@ def test_a_model_with_lazy_arrays_of_its_own_steps_on_another_thread(start: Any,
 
 
 @pytest.mark.parametrize("family", KINDS)
-def test_saved_prefixes_give_the_same_answers(
-    family: str, start: Any, alone: Any, tmp_path: Any
-) -> None:
+def test_saved_prefixes_give_the_same_answers(family: str, start: Any, alone: Any, tmp_path: Any) -> None:
     first = start(family)
     first.generate_batch_sync(PROMPTS, greedy())
     assert first.save_cache_to_disk(tmp_path / "prefixes")
