@@ -107,7 +107,8 @@ class RowSampler:
             raw = logprobs if logits is None else logits.astype(mx.float32)
             scores = mx.concatenate(
                 [
-                    self._edit(uid, row, raw[i : i + 1])
+                    # In half precision the two differ by rounding: an unedited row must not notice its company.
+                    self._edit(uid, row, raw[i : i + 1]) if row.edited else logprobs[i : i + 1]
                     for i, (uid, row) in enumerate(zip(uids, rows, strict=True))
                 ]
             )
