@@ -22,7 +22,7 @@ class WindowDetokenizer:
 
     __slots__ = ("_decode", "_given", "_ids", "_start")
 
-    # Longer than the bytes of any character: a U+FFFD still there after as many tokens is in the text itself.
+    # Longer than the bytes of any character: after as many tokens, the first U+FFFD is in the text itself.
     LONGEST_CHARACTER = 8
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
@@ -35,19 +35,26 @@ class WindowDetokenizer:
         """Text that this token completes."""
         self._ids.append(token_id)
         text = self._decode(self._ids)
-        if text.endswith(_REPLACEMENT) and len(self._ids) - self._start < self.LONGEST_CHARACTER:
+        if not text.endswith(_REPLACEMENT):
+            return self._advance(text, len(self._ids))
+        if len(self._ids) - self._start < self.LONGEST_CHARACTER:
             return ""
-        return self._advance(text)
+        # What ends here may still be a character's beginning; find a place before it that divides no character.
+        for end in range(len(self._ids) - 3, self._start, -1):
+            head = self._decode(self._ids[:end])
+            if head + self._decode(self._ids[end:]) == text:
+                return self._advance(head, end)
+        return ""
 
     def finish(self) -> str:
         """Text still held back."""
-        return self._advance(self._decode(self._ids)) if self._ids else ""
+        return self._advance(self._decode(self._ids), len(self._ids)) if self._ids else ""
 
-    def _advance(self, text: str) -> str:
+    def _advance(self, text: str, end: int) -> str:
+        """Give `text`, which the tokens up to `end` make."""
         new = text[len(self._given) :]
-        self._ids = self._ids[self._start :]
-        self._start = len(self._ids)
-        self._given = self._decode(self._ids)
+        self._ids, self._start = self._ids[self._start :], end - self._start
+        self._given = self._decode(self._ids[: self._start])
         return new
 
 
