@@ -13,7 +13,7 @@ from IPython.core.magic import Magics, cell_magic, magics_class, no_var_expand
 
 from .arguments import Option, Options
 from .magics import SAMPLING
-from .stream import one_line_errors
+from .stream import interrupted, one_line_errors
 
 __all__ = ["BatchMagics", "arun_batch", "run_batch"]
 
@@ -56,12 +56,12 @@ class _Call:
         shell.push({self.out: frame})
         return None
 
-    def deliver_partial(self, shell: Any, partial: Any) -> Any:
-        """As `deliver`, and say how far it got."""
+    def cut_short(self, shell: Any, partial: Any) -> KeyboardInterrupt:
+        """Deliver what there is; what to raise, so that the cell ends as interrupted."""
+        if self.deliver(shell, partial) is not None:
+            shell.displayhook.update_user_ns(partial)
         done = int((partial["finish_reason"] != "abort").sum())
-        where = f"; they are in {self.out}" if self.out else ""
-        print(f"interrupted: {done:,} of {len(partial):,} rows are finished{where}")  # noqa: T201
-        return self.deliver(shell, partial)
+        return interrupted(f"{self.out or '_'} holds {done:,} of {len(partial):,} rows")
 
 
 def run_batch(shell: Any, line: str, cell: str) -> Any:
@@ -81,8 +81,8 @@ def run_batch(shell: Any, line: str, cell: str) -> Any:
         call = _parse(shell, line, cell)
         try:
             frame = generate_frame(call.data, call.template, **call.options)
-        except GenerationInterrupted as interrupted:
-            return call.deliver_partial(shell, interrupted.partial)
+        except GenerationInterrupted as stopped:
+            raise call.cut_short(shell, stopped.partial) from None
         return call.deliver(shell, frame)
 
 
@@ -98,7 +98,7 @@ async def arun_batch(shell: Any, line: str, cell: str) -> Any:
         except GenerationCancelled as cancelled:
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
-            return call.deliver_partial(shell, cancelled.partial)
+            raise call.cut_short(shell, cancelled.partial) from None
         return call.deliver(shell, frame)
 
 

@@ -1,4 +1,4 @@
-"""One JupyterLab and one browser for all browser tests."""
+"""One JupyterLab and one browser for a file of browser tests."""
 
 import importlib.util
 import os
@@ -18,7 +18,7 @@ NEEDED = ("jupyterlab", "playwright", "nbformat", "ipykernel", "anywidget")
 sys.path.insert(0, str(HERE))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: Playwright keeps a loop running in this thread, and asyncio tests follow
 def lab(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator["Lab"]:
     """A running JupyterLab, whose kernels can import the stand-in engine of the widget tests."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
