@@ -494,7 +494,6 @@ class EngineCore:
                 answer.on_finish(_Done(self, answer, on_done))
             if answer.limit == 0:
                 answer.finish(RequestStatus.FINISHED_LENGTH_CAPPED)
-                continue
             try:
                 worker.submit(answer)
             except EngineStopped as error:

@@ -288,7 +288,9 @@ class Worker:
             answer.finish(RequestStatus.FINISHED_ERROR, _detached(error))
 
     def _admit(self, answer: Answer) -> None:
-        if not answer.status.is_finished():
+        if answer.status.is_finished():  # aborted meanwhile, or nothing was asked for
+            self.counters.processed += 1
+        else:
             self._live[answer.request.request_id] = answer
             self._scheduler.add(answer.request)
             self.counters.prompt_total += len(answer.request.prompt_token_ids)
