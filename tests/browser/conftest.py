@@ -18,7 +18,8 @@ NEEDED = ("jupyterlab", "playwright", "nbformat", "ipykernel", "anywidget")
 sys.path.insert(0, str(HERE))
 
 
-@pytest.fixture(scope="module")  # not longer: Playwright keeps a loop running in this thread, and asyncio tests follow
+# Not for the whole session: Playwright keeps a loop running in this thread, and asyncio tests follow.
+@pytest.fixture(scope="module")
 def lab(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator["Lab"]:
     """A running JupyterLab, whose kernels can import the stand-in engine of the widget tests."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]

@@ -316,9 +316,13 @@ async def test_closing_a_stream_aborts_the_request(start: Make) -> None:
 
 async def test_an_exception_in_the_loops_body_aborts_the_request(start: Make) -> None:
     engine = start(for_ever, step_s=0.001)
-    with pytest.raises(KeyError):
+
+    async def fail() -> None:
         async for _ in engine.stream_outputs(await live(engine)):
             raise KeyError("mine")
+
+    with pytest.raises(KeyError):
+        await fail()
     gc.collect()
     await is_gone(engine)
 

@@ -24,7 +24,9 @@ EXPECTED = {
 
 def texts(cell: Any) -> str:
     """Return all that a cell shows as text."""
-    shown = [output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in cell.outputs]
+    shown = [
+        output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in cell.outputs
+    ]
     return "\n".join(shown)
 
 
@@ -40,7 +42,9 @@ def test_a_notebook_runs_and_shows_what_it_promises(path: Path, tmp_path: Path) 
     ).execute()
 
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert not [o for cell in cells for o in cell.outputs if o.output_type == "error" or o.get("name") == "stderr"]
+    assert not [
+        o for cell in cells for o in cell.outputs if o.output_type == "error" or o.get("name") == "stderr"
+    ]
     for source, shown in EXPECTED[path.stem].items():
         cell = next(cell for cell in cells if source in cell.source)
         for text in shown:

@@ -1,4 +1,4 @@
-"""Greedy answers are those of mlx_lm.stream_generate alone, whatever runs beside them and however they are asked for."""
+"""Greedy answers are those of mlx_lm.stream_generate alone, in any company and however they are asked for."""
 
 import asyncio
 import functools
@@ -7,11 +7,14 @@ from typing import Any
 import mlx_lm
 import pytest
 from models import FAMILIES
+from scripts import until
 
 from mlx_nb import AsyncEngineCore, EngineCore, RequestOutput, SamplingParams
+from mlx_nb.backends.batch import BatchBackend
 
 LENGTH = 24
-WORDS = "ten jolly foxes judge my 12 vows of quartz and read a tiny corpus aloud in the engine room".split()
+SENTENCE = "ten jolly foxes judge my 12 vows of quartz and read a tiny corpus aloud in the engine room"
+WORDS = SENTENCE.split()
 # From 1 to about 150 tokens: below, at and far beyond the sliding windows of the tiny models.
 PROMPTS = ["a", "Hello", *(" ".join(WORDS[:n]) + "?" for n in (2, 4, 7, 11, 18)), " ".join(WORDS * 3)]
 # Grouped attention; a hybrid; sliding windows; no attention.
@@ -97,8 +100,7 @@ async def test_late_arrivals_disturb_nobody(family: str, start: Any, alone: Any)
     engine: EngineCore = start(family)
 
     async def arrive(prompt: str, after: int) -> RequestOutput:
-        while engine.get_stats()["total_completion_tokens"] < after:
-            await asyncio.sleep(0.001)
+        await until(lambda: engine.get_stats()["total_completion_tokens"] >= after)
         return await engine.generate(prompt, greedy())
 
     outputs = await asyncio.gather(
@@ -112,8 +114,7 @@ async def test_an_aborted_neighbour_disturbs_nobody(family: str, start: Any, alo
     engine: EngineCore = start(family)
     neighbours = [await engine.add_request(f"{p} neighbour", greedy(400)) for p in PROMPTS[3:6]]
     answers = [asyncio.create_task(engine.generate(prompt, greedy())) for prompt in PROMPTS]
-    while engine.get_stats()["total_completion_tokens"] < 20:
-        await asyncio.sleep(0.001)
+    await until(lambda: engine.get_stats()["total_completion_tokens"] >= 20)
     aborted = [await engine.abort_request(request_id) for request_id in neighbours]
     assert any(aborted)
     outputs = await asyncio.gather(*answers)
@@ -165,6 +166,35 @@ def test_a_greedy_row_beside_hot_rows_stays_greedy(family: str, start: Any, alon
 
 def test_a_model_with_lazy_arrays_of_its_own_steps_on_another_thread(start: Any, alone: Any) -> None:
     assert start("llama3").generate_sync("Hello", greedy()).output_token_ids == alone("llama3", "Hello")[0]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_5", "gemma3"])
+def test_rows_that_made_room_for_others_go_on_where_they_were(family: str, load: Any, alone: Any) -> None:
+    resumed: list[str] = []
+
+    class Small(BatchBackend):
+        def insert(self, request: Any, made: Any = ()) -> None:
+            if made:
+                resumed.append(request.request_id)
+            super().insert(request, made)
+
+    def backend(config: Any, _: Any) -> Small:
+        made = Small(*load(family), config)
+        made.kv_budget = made.footprint.bytes([256] * 3)  # until one of them is longer than that
+        return made
+
+    engine = EngineCore(None, None, backend=backend)
+    engine.launch()
+    prompts = [PROMPTS[-1], *PROMPTS[3:6]]
+    outputs = engine.generate_batch_sync(prompts, [greedy(130), greedy(220), greedy(60), greedy(20)])
+    again = engine.generate_sync(PROMPTS[0], SamplingParams(max_tokens=9, temperature=1, seed=0))
+    engine.close()
+    assert resumed
+    assert again.completion_tokens == 9
+    assert ids(outputs) == [
+        alone(family, prompt, 220)[0][:length]
+        for prompt, length in zip(prompts, (130, 220, 60, 20), strict=True)
+    ]
 
 
 @pytest.mark.parametrize("family", KINDS)
