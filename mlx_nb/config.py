@@ -103,6 +103,8 @@ class EngineConfig:
             object.__setattr__(self, "scheduler_config", SchedulerConfig())
         if not isinstance(self.scheduler_config, SchedulerConfig):
             raise ValueError("scheduler_config must be a SchedulerConfig or None")
+        if not isinstance(self.model_name, str):
+            raise ValueError(f"model_name must be a text, got {self.model_name!r}")
         number("step_interval", self.step_interval, low=0)
         integer("stream_interval", self.stream_interval, low=1)
         between("gpu_memory_utilization", self.gpu_memory_utilization, 0.01, 1)

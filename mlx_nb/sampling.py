@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from .validation import between, flag, integer, number
+from .validation import between, flag, integer, number, several
 
 __all__ = ["LogitsProcessor", "SamplingParams"]
 
@@ -113,10 +113,12 @@ class SamplingParams:
     def _copy_collections(self) -> None:
         """Keep copies, so that what was validated can't change later."""
         self._set("stop", _stop_strings(self.stop))
-        ids = tuple(integer("stop_token_ids", i, low=0) for i in self.stop_token_ids or ())
+        ids = tuple(integer("stop_token_ids", i, low=0) for i in several("stop_token_ids", self.stop_token_ids))
         self._set("stop_token_ids", ids)
         self._set("logits_processors", _callables(self.logits_processors))
         if self.logit_bias is not None:
+            if not isinstance(self.logit_bias, Mapping):
+                raise ValueError(f"logit_bias must map token ids to numbers, got {self.logit_bias!r}")
             bias = {
                 integer("logit_bias token", token, low=0): number("logit_bias value", value)
                 for token, value in self.logit_bias.items()
@@ -133,8 +135,8 @@ class SamplingParams:
             raise ValueError(f"ignore_eos can't go with {given[0]}: its answer ends where it is complete")
         for name in ("regex", "grammar"):
             value = getattr(self, name)
-            if value is not None and not isinstance(value, str):
-                raise ValueError(f"{name} must be a text, got {value!r}")
+            if value is not None and not (isinstance(value, str) and value):
+                raise ValueError(f"{name} must be a non-empty text, got {value!r}")
         if self.schema is not None:
             _json_schema(self.schema)
 
@@ -166,16 +168,14 @@ class SamplingParams:
 
 
 def _stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    strings = (stop,) if isinstance(stop, str) else several("stop", stop)
     if not all(isinstance(s, str) and s for s in strings):
         raise ValueError(f"stop must be a non-empty text or several, got {stop!r}")
     return strings
 
 
 def _callables(processors: Sequence[LogitsProcessor] | None) -> tuple[LogitsProcessor, ...]:
-    found = tuple(processors or ())
+    found = several("logits_processors", processors)
     if not all(callable(p) for p in found):
         raise ValueError("logits_processors must be functions of (tokens, logits)")
     return found
@@ -198,6 +198,7 @@ def _json_schema(schema: Any) -> dict[str, Any]:
 
 
 def _choices(choices: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(choices, str) or not choices or not all(isinstance(c, str) and c for c in choices):
+    texts = several("choices", choices)
+    if not texts or not all(isinstance(text, str) and text for text in texts):
         raise ValueError(f"choices must be a list of non-empty texts, got {choices!r}")
-    return tuple(choices)
+    return texts

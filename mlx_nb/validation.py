@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from numbers import Integral, Real
+from typing import Any
 
-__all__ = ["between", "choice", "flag", "integer", "number"]
+__all__ = ["between", "choice", "flag", "integer", "number", "several"]
 
 
 def integer(name: str, value: object, *, low: int | None = None, high: int | None = None) -> int:
@@ -40,6 +41,15 @@ def flag(name: str, value: object) -> None:
     """Raise ValueError unless ``value`` is True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be True or False, got {value!r}")
+
+
+def several(name: str, value: object) -> tuple[Any, ...]:
+    """Return the items of a list (none for None), or raise ValueError."""
+    if value is None:
+        return ()
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise ValueError(f"{name} must be a list, got {value!r}")
+    return tuple(value)
 
 
 def _within(name: str, value: float, low: float | None, high: float | None) -> None:
