@@ -113,7 +113,9 @@ class SamplingParams:
     def _copy_collections(self) -> None:
         """Keep copies, so that what was validated can't change later."""
         self._set("stop", _stop_strings(self.stop))
-        ids = tuple(integer("stop_token_ids", i, low=0) for i in several("stop_token_ids", self.stop_token_ids))
+        ids = tuple(
+            integer("stop_token_ids", i, low=0) for i in several("stop_token_ids", self.stop_token_ids)
+        )
         self._set("stop_token_ids", ids)
         self._set("logits_processors", _callables(self.logits_processors))
         if self.logit_bias is not None:
