@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import operator
 import os
 import shutil
 import tempfile
@@ -32,7 +33,7 @@ from mlx_lm.models.cache import (
 from ..errors import CacheMismatchError
 from .base import CacheStats
 
-__all__ = ["PrefixCache", "can_trim_prompt_cache"]
+__all__ = ["PrefixCache"]
 
 log = logging.getLogger("mlx_nb")
 
@@ -88,16 +89,16 @@ class PrefixCache:
                 best = (longer, found.common_prefix)
         return best
 
-    def store(self, tokens: Sequence[int], state: State) -> None:
-        """Keep a state that covers exactly `tokens`. The cache owns it from here on."""
+    def store(self, tokens: Sequence[int], state: State) -> bool:
+        """Keep a state that covers exactly `tokens`, if the budget allows. The cache owns it from here on."""
         key = tuple(tokens)
         if not key:
-            return
+            return False
         state = self._pack(state)
         mx.eval([c.state for c in state])  # own memory, not a view into the batch it came from
         size = _nbytes(state)
         if size > self.stats.max_bytes:
-            return
+            return False
         if key in self._entries:
             self._drop(key)
         self._entries[key] = state
@@ -108,6 +109,7 @@ class PrefixCache:
                 self._forget(key[:length])
         self.stats.current_bytes += size
         self.shrink(self.stats.max_bytes)
+        return True
 
     def shrink(self, max_bytes: int) -> None:
         """Evict the least recently used entries until what is left is within `max_bytes`."""
@@ -186,13 +188,14 @@ class PrefixCache:
         for name in files:
             try:
                 state, metadata = load_prompt_cache(str(folder / name), return_metadata=True)
-                tokens = json.loads(metadata["tokens"])
+                tokens = [operator.index(token) for token in json.loads(metadata["tokens"])]
+                if not tokens:
+                    raise ValueError("it covers no tokens")
                 mx.eval([c.state for c in state])
             except Exception as error:
                 log.warning("mlx_nb: skipped the damaged cache entry %s (%s)", folder / name, error)
                 continue
-            self.store(tokens, state)
-            loaded += 1
+            loaded += self.store(tokens, state)
         return loaded
 
 
