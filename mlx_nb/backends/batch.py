@@ -8,6 +8,7 @@ so rows run without end here until they are removed.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import logging
 import os
@@ -140,7 +141,7 @@ class BatchBackend:
         )
         quantize = (scheduler.kv_cache_quantization_bits, scheduler.kv_cache_quantization_group_size)
         fingerprint = (
-            self.info.fingerprint or f"{self.info.name}/{self._weights}/{self.codec.vocabulary_size}"
+            self.info.fingerprint or _fingerprint(self._model, self.codec)
         )
         return PrefixCache(int(budget), fingerprint, quantize if scheduler.kv_cache_quantization else None)
 
@@ -382,6 +383,15 @@ def _arrays(model: Any) -> Iterable[mx.array]:
     from mlx.utils import tree_flatten
 
     return (array for _, array in tree_flatten(model.parameters()))
+
+
+def _fingerprint(model: Any, codec: TokenizerCodec) -> str:
+    """Of a model object that was handed over: the beginning of each of its arrays, and what the tokenizer does."""
+    digest = hashlib.sha256()
+    for array in _arrays(model):
+        digest.update(f"{array.shape} {array.dtype} {array.reshape(-1)[:16].tolist()}".encode())
+    digest.update(repr(codec.encode("The tokenizer's fingerprint: 1234567890, ä, 😀")).encode())
+    return digest.hexdigest()[:32]
 
 
 def _weight_bytes(model: Any) -> int:
