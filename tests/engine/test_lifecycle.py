@@ -228,7 +228,9 @@ async def test_a_second_engine_takes_over_cleanly() -> None:
     first, second = EngineCore(model, tokenizer), None
     try:
         await first.start()
-        pending = asyncio.create_task(first.generate("Hello", SamplingParams(max_tokens=1900)))
+        pending = asyncio.create_task(
+            first.generate("Hello", SamplingParams(max_tokens=1900, ignore_eos=True))
+        )
         await until(lambda: first.get_stats()["num_running"] == 1)
         second = EngineCore(model, tokenizer)
         with pytest.raises(ModelOwnershipError):

@@ -1,0 +1,174 @@
+"""What backends/batch.py relies on in mlx-lm's BatchGenerator, private parts included.
+
+When one of these fails after an upgrade of mlx-lm, backends/batch.py is what has to change.
+"""
+
+import inspect
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import BatchGenerator, GenerationBatch, PromptProcessingBatch
+from mlx_lm.models.cache import KVCache, PromptTrie, make_prompt_cache
+from models import FAMILIES, tiny
+
+PROMPT = [300, 20, 31, 45, 52, 60, 77, 81, 90, 101, 120]
+
+
+def argmax(logprobs: mx.array) -> mx.array:
+    return mx.argmax(logprobs, axis=-1)
+
+
+@pytest.fixture
+def generator() -> BatchGenerator:
+    return BatchGenerator(tiny()[0], sampler=argmax, prefill_batch_size=4, prefill_step_size=64)
+
+
+def insert(generator: BatchGenerator, *segments: list[int], **options: Any) -> int:
+    (uid,) = generator.insert_segments([list(segments)], max_tokens=[1 << 62], **options)
+    return int(uid)
+
+
+def run(generator: BatchGenerator, steps: int) -> tuple[list[Any], list[Any]]:
+    steps_done = [generator.next() for _ in range(steps)]
+    return [r for prompts, _ in steps_done for r in prompts], [r for _, tokens in steps_done for r in tokens]
+
+
+def test_arguments_have_the_names_that_are_used() -> None:
+    made = inspect.signature(BatchGenerator.__init__).parameters
+    assert {"sampler", "completion_batch_size", "prefill_batch_size", "prefill_step_size"} <= set(made)
+    inserted = list(inspect.signature(BatchGenerator.insert_segments).parameters)
+    assert inserted[1:5] == ["segments", "max_tokens", "caches", "all_tokens"]
+    assert list(inspect.signature(GenerationBatch._step).parameters) == ["self"]
+    assert list(inspect.signature(PromptProcessingBatch.generate).parameters) == ["self", "tokens"]
+    assert list(inspect.signature(GenerationBatch.empty).parameters)[:2] == ["model", "fallback_sampler"]
+    assert "prefill_step_size" in inspect.signature(PromptProcessingBatch.empty).parameters
+
+
+def test_private_parts_are_where_they_are_looked_for(generator: BatchGenerator) -> None:
+    assert isinstance(generator._prompt_batch, PromptProcessingBatch)
+    assert isinstance(generator._generation_batch, GenerationBatch)
+    assert generator._prompt_batch.fallback_sampler is argmax
+    assert generator._counters.prompt_tokens == 0
+    assert generator._counters.prompt_time == 0
+    assert generator.prefill_step_size == 64
+    insert(generator, list(PROMPT))
+    run(generator, 3)
+    assert generator._counters.prompt_tokens == len(PROMPT) - 1
+    assert generator._counters.prompt_time > 0
+    assert generator.prompt_cache_nbytes > 0
+
+
+def test_both_batches_keep_their_class_and_name_their_rows() -> None:
+    calls: list[tuple[str, list[int]]] = []
+
+    class Prompts(PromptProcessingBatch):
+        def generate(self, tokens: Any) -> Any:
+            calls.append(("first", list(self.uids)))
+            return super().generate(tokens)
+
+    class Rows(GenerationBatch):
+        def _step(self) -> Any:
+            calls.append(("next", list(self.uids)))
+            return super()._step()
+
+    sampled: list[int] = []
+
+    def sampler(logprobs: mx.array) -> mx.array:
+        sampled.append(logprobs.shape[0])
+        return argmax(logprobs)
+
+    generator = BatchGenerator(tiny()[0], sampler=sampler, prefill_batch_size=2)
+    generator._prompt_batch = Prompts.empty(generator.model, sampler, prefill_step_size=64)
+    generator._generation_batch = Rows.empty(generator.model, sampler)
+    uids = [insert(generator, list(PROMPT)), insert(generator, PROMPT[:4])]
+    run(generator, 2)
+    uids.append(insert(generator, PROMPT[:6]))
+    run(generator, 6)
+    generator.remove([uids[1]])
+    run(generator, 2)
+    # One call of the shared sampler for each announcement, with as many rows as were named.
+    assert sampled == [len(named) for _, named in calls]
+    assert calls[0] == ("first", uids[:2])
+    assert ("first", [uids[2]]) in calls
+    assert calls[-1] == ("next", [uids[0], uids[2]])
+
+
+def test_a_segments_end_is_told_with_the_cache_covering_exactly_that(generator: BatchGenerator) -> None:
+    uid = insert(generator, PROMPT[:4], PROMPT[4:])
+    prompts, _ = generator.next()
+    assert [(r.uid, r.progress, r.end_of_segment, r.end_of_prompt) for r in prompts] == [
+        (uid, (4, len(PROMPT)), True, False)
+    ]
+    state, tokens = generator.extract_cache([uid])[uid]
+    assert list(tokens) == PROMPT[:4]
+    assert {c.offset for c in state} == {4}
+
+
+def test_the_last_token_is_a_segment_of_its_own_and_its_end_is_the_prompts(generator: BatchGenerator) -> None:
+    insert(generator, list(PROMPT))
+    prompts, _ = run(generator, 3)
+    assert [r.progress for r in prompts] == [(10, 11), (11, 11)]
+    assert [r.end_of_segment for r in prompts] == [True, True]
+    assert [r.end_of_prompt for r in prompts] == [False, True]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_rows_cache_covers_prompt_and_every_token_told(family: str) -> None:
+    generator = BatchGenerator(tiny(family)[0], sampler=argmax)
+    uid = insert(generator, list(PROMPT))
+    other = insert(generator, PROMPT[:3])
+    _, tokens = run(generator, 8)
+    told = [r.token for r in tokens if r.uid == uid]
+    state, covered = generator.extract_cache([uid])[uid]
+    assert list(covered) == PROMPT + told
+    for part in state:
+        if isinstance(part, KVCache):
+            assert part.offset == len(covered)
+    assert set(generator.extract_cache([uid, other])) == {uid, other}
+
+
+def test_a_row_resumes_from_a_cache_and_leaves_it_alone(generator: BatchGenerator) -> None:
+    uid = insert(generator, list(PROMPT))
+    _, tokens = run(generator, 12)
+    told = [r.token for r in tokens if r.uid == uid]
+    generator.remove([uid])
+    state = make_prompt_cache(generator.model)
+    generator.model(mx.array([PROMPT[:6]]), cache=state)
+    mx.eval([c.state for c in state])
+    resumed = insert(generator, PROMPT[6:], caches=[state], all_tokens=[PROMPT[:6]])
+    _, tokens = run(generator, 12)
+    assert [r.token for r in tokens if r.uid == resumed] == told[: len(tokens)]
+    assert {c.offset for c in state} == {6}
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4])
+def test_a_row_can_be_removed_in_every_phase(generator: BatchGenerator, steps: int) -> None:
+    generator.prefill_step_size = 4
+    kept = insert(generator, PROMPT[:5])
+    gone = insert(generator, list(PROMPT))
+    run(generator, steps)
+    generator.remove([gone])
+    _, tokens = run(generator, 8)
+    assert {r.uid for r in tokens} == {kept}
+    assert gone not in generator.extract_cache([gone])
+
+
+def test_logprobs_come_before_sampling_and_over_the_whole_vocabulary(generator: BatchGenerator) -> None:
+    insert(generator, list(PROMPT))
+    _, tokens = run(generator, 4)
+    for response in tokens:
+        assert response.logprobs.ndim == 1
+        assert mx.logsumexp(response.logprobs).item() == pytest.approx(0, abs=1e-4)
+
+
+def test_the_trie_finds_what_is_looked_up_in_it() -> None:
+    trie = PromptTrie()
+    trie.add("m", [1, 2, 3, 4], "long")
+    trie.add("m", [1, 2], "short")
+    assert trie.search("m", [1, 2]).exact == [1, 2]
+    found = trie.search("m", [1, 2, 3, 9])
+    assert (found.exact, found.shorter, found.longer, found.common_prefix) == (None, [1, 2], [1, 2, 3, 4], 3)
+    assert trie.pop_prefixes("m", [1, 2, 3, 4]) == [(2, "short")]
+    assert trie.pop("m", [1, 2, 3, 4]) == "long"
+    assert trie.search("m", [1, 2, 3]).longer is None
