@@ -90,6 +90,8 @@ class EngineConfig:
         Tokens per streamed delta. The last delta is always sent.
     gpu_memory_utilization : float
         Share (0 to 1] of the device's memory that model, KV and caches may use.
+    idle_unload_s : float, optional
+        Seconds without a request after which the model leaves memory; the next request loads it again.
     """
 
     model_name: str = ""
@@ -97,6 +99,7 @@ class EngineConfig:
     step_interval: float = 0.001
     stream_interval: int = 1
     gpu_memory_utilization: float = 0.9
+    idle_unload_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.scheduler_config is None:
@@ -108,3 +111,5 @@ class EngineConfig:
         number("step_interval", self.step_interval, low=0)
         integer("stream_interval", self.stream_interval, low=1)
         between("gpu_memory_utilization", self.gpu_memory_utilization, 0.01, 1)
+        if self.idle_unload_s is not None:
+            number("idle_unload_s", self.idle_unload_s, low=0)

@@ -47,6 +47,8 @@ class Request:
         The seed in use, drawn when the parameters name none.
     arrival : float
         ``time.monotonic()`` of submission.
+    deadline : float, optional
+        ``time.monotonic()`` at which it ends with TimeoutError.
     tools : sequence of dict, optional
         Schemas of the tools the prompt offers; some models' calls are read with them.
     preview : str
@@ -60,5 +62,6 @@ class Request:
     arrival: float
     prefix_boundary: int = 0
     priority: int = 0
+    deadline: float | None = None
     tools: Sequence[dict[str, Any]] | None = None
     preview: str = field(default="", repr=False)

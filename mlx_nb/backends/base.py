@@ -119,7 +119,7 @@ class CacheStats:
 
 
 class Backend(Protocol):
-    """Makes the tokens of many requests. Except for `check`, called from one thread only."""
+    """Makes the tokens of many requests. Called from one thread only."""
 
     @property
     def codec(self) -> Codec:
@@ -131,8 +131,12 @@ class Backend(Protocol):
         """What is known of the model."""
         ...
 
-    def check(self, request: Request) -> None:
-        """Raise RequestError for anything asked that this backend can't honour. From any thread."""
+    @property
+    def check(self) -> Callable[[Request], None]:
+        """Raises RequestError for anything asked that this backend can't honour.
+
+        Called from any thread, also after `close`; so it must not hold the model.
+        """
         ...
 
     @property
@@ -169,6 +173,10 @@ class Backend(Protocol):
 
     def reset(self) -> None:
         """Drop all requests after a fault, so that new ones can be served."""
+        ...
+
+    def warm_up(self) -> None:
+        """Compile what steps of the usual shapes need, so that the first request doesn't pay for it."""
         ...
 
     def memory(self) -> Memory:

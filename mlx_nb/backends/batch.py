@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import functools
 import itertools
 import logging
 import os
@@ -26,6 +27,7 @@ from ..errors import ModelLoadError, RequestError
 from ..footprint import KVFootprint
 from ..outputs import TokenLogprob
 from ..request import Request
+from ..sampling import SamplingParams
 from .base import CacheStats, Event, Fault, Memory, ModelInfo, Prefilled, Token
 from .grammar import Grammars, grammar_source
 from .loader import device_name
@@ -110,6 +112,7 @@ class BatchBackend:
             )
         self.info = info or _describe(model, config.model_name)
         self.codec = TokenizerCodec(tokenizer, _vocabulary_size(model, tokenizer))
+        self.check = functools.partial(_check, self.codec)
         self._model = model
         self._config = config
         self._trimmable = all(map(_keeps_all, blank))
@@ -128,7 +131,7 @@ class BatchBackend:
         self._rows: dict[int, _Row] = {}
         self._uids: dict[str, int] = {}
         self._tokens_per_second = 0.0
-        self._generator = self._make_generator()
+        self._generator = self._make_generator(self._sampler)
 
     def _make_prefix_cache(self) -> PrefixCache | None:
         scheduler = self._config.scheduler_config
@@ -145,34 +148,21 @@ class BatchBackend:
         )
         return PrefixCache(int(budget), fingerprint, quantize if scheduler.kv_cache_quantization else None)
 
-    def _make_generator(self) -> BatchGenerator:
+    def _make_generator(self, sampler: RowSampler) -> BatchGenerator:
         scheduler = self._config.scheduler_config
         generator = BatchGenerator(
-            _Observed(self._model, self._sampler),
-            sampler=self._sampler,
+            _Observed(self._model, sampler),
+            sampler=sampler,
             completion_batch_size=scheduler.max_running,
             prefill_batch_size=min(scheduler.prefill_batch_size, scheduler.max_running),
             prefill_step_size=min(FIRST_CHUNK, scheduler.prefill_step_size),
         )
-        generator._prompt_batch = _Prefilling.empty(
-            generator.model, self._sampler, prefill_step_size=scheduler.prefill_step_size
-        )
-        generator._generation_batch = _Decoding.empty(generator.model, self._sampler)
+        bound = scheduler.prefill_step_size
+        generator._prompt_batch = _Prefilling.empty(generator.model, sampler, prefill_step_size=bound)
+        generator._generation_batch = _Decoding.empty(generator.model, sampler)
         return generator
 
     # -- requests ---------------------------------------------------------------------------------------
-
-    def check(self, request: Request) -> None:
-        """Refuse what can't be honoured."""
-        if request.params.constraint is not None:
-            grammar_source(request.params)
-        for name, ids in (
-            ("stop_token_ids", request.params.stop_token_ids),
-            ("logit_bias", request.params.logit_bias),
-        ):
-            for token_id in ids or ():
-                if token_id >= self.codec.vocabulary_size:
-                    raise RequestError(f"{name}: the model has no token {token_id}")
 
     def insert(self, request: Request, made: Sequence[int] = ()) -> None:
         """Take a request in, on top of the longest prefix that is stored."""
@@ -269,7 +259,7 @@ class BatchBackend:
         self._rows.clear()
         self._uids.clear()
         self._sampler = RowSampler()
-        self._generator = self._make_generator()
+        self._generator = self._make_generator(self._sampler)
         mx.clear_cache()
 
     def _adapt_chunk(self) -> None:
@@ -283,6 +273,19 @@ class BatchBackend:
             # Grow by doubling at most: the speed of small chunks says little about large ones.
             bound = self._config.scheduler_config.prefill_step_size
             self._generator.prefill_step_size = max(16, min(ideal, 2 * now, bound))
+
+    def warm_up(self) -> None:
+        """Run a few tokens through a batch of its own, one row and several."""
+        for rows in sorted({1, min(4, self._config.scheduler_config.max_running)}):
+            sampler = RowSampler()
+            generator = self._make_generator(sampler)
+            for uid in generator.insert([[0] * FIRST_CHUNK] * rows, max_tokens=[ENDLESS] * rows):
+                sampler.add(uid, Request(f"warm-{uid}", [0], SamplingParams(), seed=0, arrival=0.0))
+            made = 0
+            while made < 3 * rows:
+                made += len(generator.next()[1])
+            generator.close()
+        mx.clear_cache()
 
     def reserve(self, kv_bytes: int) -> None:
         """Evict prefixes that stand in the way of the rows' caches."""
@@ -338,6 +341,17 @@ class BatchBackend:
         self._generator.close()
         del self._generator, self._model, self._prefix, self._sampler
         mx.clear_cache()
+
+
+def _check(codec: TokenizerCodec, request: Request) -> None:
+    """Refuse what can't be honoured."""
+    params = request.params
+    if params.constraint is not None:
+        grammar_source(params)
+    for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
+        for token_id in ids or ():
+            if token_id >= codec.vocabulary_size:
+                raise RequestError(f"{name}: the model has no token {token_id}")
 
 
 def _measure(model: Any) -> KVFootprint:

@@ -83,6 +83,11 @@ class Answer:
             self.cached_tokens = cached
 
     @property
+    def length(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self._transcript.tokens)
+
+    @property
     def made(self) -> list[int]:
         """The tokens of the answer so far."""
         return list(self._transcript.tokens)

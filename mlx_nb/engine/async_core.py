@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from ..config import EngineConfig
 from ..outputs import LoadProgress, RequestOutput
 from ..sampling import SamplingParams
-from .core import EngineCore, Prompt
+from .core import EngineCore
+from .intake import Prompt, RequestOptions
 from .stream import OutputStream
 
 __all__ = ["AsyncEngineCore"]
@@ -98,11 +99,11 @@ class AsyncEngineCore:
         images: Sequence[Any] | None = None,
         videos: Sequence[Any] | None = None,
         prefix_boundary: int = 0,
-        **kwargs: Any,
+        **options: Unpack[RequestOptions],
     ) -> str:
         """As `EngineCore.add_request`."""
         return await self._engine.add_request(
-            prompt, sampling_params, request_id, images, videos, prefix_boundary, **kwargs
+            prompt, sampling_params, request_id, images, videos, prefix_boundary, **options
         )
 
     async def abort_request(self, request_id: str) -> bool:
@@ -156,6 +157,10 @@ class AsyncEngineCore:
     def clear_prefix_cache(self) -> None:
         """As `EngineCore.clear_prefix_cache`."""
         self._engine.clear_prefix_cache()
+
+    async def warm_up(self) -> None:
+        """As `EngineCore.warm_up`."""
+        await self._engine.warm_up()
 
     def clear_runtime_caches(self) -> dict[str, Any] | None:
         """As `EngineCore.clear_runtime_caches`."""

@@ -7,33 +7,31 @@ so the engine may be used from any loop and any thread at once, a kernel's busy 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import secrets
 import threading
 import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, Unpack
 
 from ..backends.base import Backend, BackendFactory, ModelInfo
 from ..codec import Codec
 from ..config import EngineConfig
-from ..errors import EngineNotStarted, EngineStopped, ModelOwnershipError, RequestError
+from ..errors import EngineNotStarted, EngineStopped, RequestError
 from ..outputs import LoadProgress, RequestOutput
 from ..request import Request, RequestStatus
 from ..sampling import SamplingParams
-from ..validation import integer
 from .answer import Answer, Cursor
+from .intake import Intake, Prompt, RequestOptions
+from .ownership import claim, reclaim, release
 from .stats import Counters
 from .stream import OutputStream
 from .waiting import ThreadNews, on_loop, on_thread
 from .worker import Worker, stopped_error
 
-__all__ = ["EngineCore", "Prompt"]
+__all__ = ["EngineCore"]
 
-Prompt = str | list[int]
 T = TypeVar("T")
 
 UNREAD_KEPT = 1024
@@ -79,13 +77,11 @@ class EngineCore:
         self._counters = Counters()
         self._lock = threading.Lock()
         self._answers: dict[str, Answer] = {}
-        self._ids = itertools.count(1)
-        self._codec: Codec | None = None
-        self._info = ModelInfo(name=self.config.model_name)
+        self._intake: Intake | None = None
         self._evicting: Worker | None = None
         self._model_key = None if model is None else id(model)
         if model is not None:
-            self._evicting = _claim(model, self, force=force_model_ownership)
+            self._evicting = claim(model, self, force=force_model_ownership)
 
     def __del__(self) -> None:
         worker = getattr(self, "_worker", None)
@@ -109,24 +105,22 @@ class EngineCore:
     @property
     def model_name(self) -> str:
         """The configured name, or the loaded model's."""
-        return self.config.model_name or self._info.name
+        return self.config.model_name or self.info.name
 
     @property
     def info(self) -> ModelInfo:
         """What is known of the model; complete once it is loaded."""
-        return self._info
+        return self._intake.info if self._intake else ModelInfo(name=self.config.model_name)
 
     @property
     def max_context(self) -> int | None:
         """Tokens that prompt and answer may have together, if the model says."""
-        return self._info.context_length
+        return self.info.context_length
 
     @property
     def codec(self) -> Codec:
         """Text to token ids and back; after loading."""
-        if self._codec is None:
-            raise EngineNotStarted("the engine is not loaded yet: call start() and wait for it")
-        return self._codec
+        return self._open().codec
 
     def is_running(self) -> bool:
         """Whether requests are taken: loaded, or loading."""
@@ -134,7 +128,7 @@ class EngineCore:
 
     def launch(self) -> None:
         """Start the engine thread and return at once. Idempotent; also starts a stopped engine again."""
-        _reclaim(self._model_key, self)
+        reclaim(self._model_key, self)
         with self._lock:
             if self._factory is None:
                 raise EngineStopped("the engine is closed; make a new one")
@@ -199,13 +193,18 @@ class EngineCore:
         """Stop and let go of the model for good."""
         self.stop_now()
         self._factory = None
-        self._codec = None
-        _release(self)
+        self._intake = None
+        release(self)
 
     def _started(self) -> Worker:
         if self._worker is None:
             raise EngineNotStarted("the engine is not started: call start() first")
         return self._worker
+
+    def _open(self) -> Intake:
+        if self._intake is None:
+            raise EngineNotStarted("the engine is not loaded yet: call start() and wait for it")
+        return self._intake
 
     def _check_loaded(self, worker: Worker) -> None:
         if worker.state == "failed" and worker.failure is not None:
@@ -224,23 +223,20 @@ class EngineCore:
         videos: Sequence[Any] | None = None,
         prefix_boundary: int = 0,
         *,
-        priority: int = 0,
-        preview: str | None = None,
         on_done: Callable[[RequestOutput], None] | None = None,
+        **options: Unpack[RequestOptions],
     ) -> str:
-        """Queue a request from any thread; waits for a model that is still loading.
+        """`add_request` from any thread; waits for a model that is still loading.
 
         Parameters
         ----------
-        prompt : str or list of int
-            Raw text, or token ids. No chat template is applied here.
         on_done : callable, optional
             Gets the final output (errors included) on the engine's thread or the aborting one; it must not
             block. The request then has no other consumer and is forgotten when it ends.
         """
         self.wait_ready()
-        request = self._request(
-            prompt, sampling_params, request_id, images, videos, prefix_boundary, priority, preview
+        request = self._open().request(
+            prompt, sampling_params, request_id, images, videos, prefix_boundary, **options
         )
         self._enqueue([request], on_done)
         return request.request_id
@@ -253,11 +249,18 @@ class EngineCore:
         images: Sequence[Any] | None = None,
         videos: Sequence[Any] | None = None,
         prefix_boundary: int = 0,
-        *,
-        priority: int = 0,
-        preview: str | None = None,
+        **options: Unpack[RequestOptions],
     ) -> str:
         """Queue a request and return its id.
+
+        Parameters
+        ----------
+        prompt : str or list of int
+            Raw text, or token ids. No chat template is applied here.
+        prefix_boundary : int
+            Tokens of the prompt that later requests will share; the prefix cache checkpoints there.
+        **options
+            See `RequestOptions`.
 
         Raises
         ------
@@ -266,16 +269,7 @@ class EngineCore:
         EngineNotStarted, EngineStopped
         """
         await self.ready()
-        return self.submit(
-            prompt,
-            sampling_params,
-            request_id,
-            images,
-            videos,
-            prefix_boundary,
-            priority=priority,
-            preview=preview,
-        )
+        return self.submit(prompt, sampling_params, request_id, images, videos, prefix_boundary, **options)
 
     async def abort_request(self, request_id: str) -> bool:
         """End a request with reason "abort" and the text it has; True if it was live."""
@@ -379,7 +373,7 @@ class EngineCore:
             zip(prompts, _one_each(sampling_params, len(prompts)), strict=True)
         ):
             try:
-                requests[i] = self._request(prompt, params)
+                requests[i] = self._open().request(prompt, params)
             except ValueError as error:
                 if errors == "raise":
                     raise
@@ -397,81 +391,10 @@ class EngineCore:
             return [_result(answer) for answer in answers.values()]
         return [rejected[i] if i in rejected else answers[i].final() for i in range(len(prompts))]
 
-    def _request(
-        self,
-        prompt: Prompt,
-        sampling_params: SamplingParams | None = None,
-        request_id: str | None = None,
-        images: Sequence[Any] | None = None,
-        videos: Sequence[Any] | None = None,
-        prefix_boundary: int = 0,
-        priority: int = 0,
-        preview: str | None = None,
-    ) -> Request:
-        """A checked request, not queued yet."""
-        worker = self._started()
-        if worker.backend is None:
-            raise stopped_error(worker)
-        params = sampling_params or SamplingParams()
-        if not isinstance(params, SamplingParams):
-            raise RequestError(f"sampling_params must be a SamplingParams, got {type(params).__name__}")
-        if images or videos:
-            raise RequestError(
-                f"{self.model_name or 'this model'} takes text only: leave images and videos out"
-            )
-        tokens = self._tokens(prompt)
-        if prefix_boundary and integer("prefix_boundary", prefix_boundary, low=0) > len(tokens):
-            raise RequestError(
-                f"prefix_boundary ({prefix_boundary}) is beyond the prompt's {len(tokens)} tokens"
-            )
-        request = Request(
-            request_id=request_id or f"{self.engine_id}-{next(self._ids)}",
-            prompt_token_ids=tokens,
-            params=params,
-            seed=secrets.randbits(32) if params.seed is None else params.seed,
-            arrival=time.monotonic(),
-            prefix_boundary=prefix_boundary,
-            priority=integer("priority", priority),
-            preview=_preview(preview if preview is not None else prompt, self.codec),
-        )
-        worker.backend.check(request)
-        self._check_memory(worker, len(tokens) + params.max_tokens)
-        return request
-
-    def _check_memory(self, worker: Worker, length: int) -> None:
-        """Refuse what would not fit even alone."""
-        length = min(length, self.max_context or length)
-        needed, budget = worker.footprint.bytes([length]), worker.kv_budget
-        if budget is not None and needed > budget:
-            raise RequestError(
-                f"a request of {length:,} tokens needs {needed / 2**30:.2f} GiB of KV cache, and the engine has "
-                f"{budget / 2**30:.2f} GiB: shorten the prompt, or lower max_tokens"
-            )
-
-    def _tokens(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            try:
-                tokens = self.codec.encode(prompt)
-            except Exception as error:
-                raise RequestError(f"the tokenizer could not encode the prompt: {error}") from error
-        elif isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
-            size = self.codec.vocabulary_size
-            tokens = [integer("a prompt token id", i, low=0, high=size - 1) for i in prompt]
-        else:
-            raise RequestError(f"a prompt is text or a list of token ids, got {type(prompt).__name__}")
-        if not tokens:
-            raise RequestError("the prompt is empty: give at least one token")
-        limit = self.max_context
-        if limit is not None and len(tokens) >= limit:
-            raise RequestError(
-                f"the prompt has {len(tokens):,} tokens, and the model's context ends at {limit:,}: shorten it"
-            )
-        return tokens
-
     def _enqueue(
         self, requests: list[Request], on_done: Callable[[RequestOutput], None] | None = None
     ) -> list[Answer]:
-        worker = self._started()
+        worker, intake = self._started(), self._open()
         answers = []
         with self._lock:
             for request in requests:
@@ -482,10 +405,12 @@ class EngineCore:
                         f"request id {request.request_id!r} is in use: read its answer, or choose another"
                     )
             for request in requests:
-                limit = request.params.max_tokens
-                if self.max_context is not None:
-                    limit = min(limit, self.max_context - len(request.prompt_token_ids))
-                answer = Answer(request, self.codec, limit=limit, stream_interval=self.config.stream_interval)
+                answer = Answer(
+                    request,
+                    intake.codec,
+                    limit=intake.limit(request),
+                    stream_interval=self.config.stream_interval,
+                )
                 self._answers[request.request_id] = answer
                 answers.append(answer)
             self._forget_unread()
@@ -578,6 +503,13 @@ class EngineCore:
         with contextlib.suppress(EngineStopped, EngineNotStarted):
             self._started().call(lambda backend: backend.clear_prefix_cache())
 
+    async def warm_up(self) -> None:
+        """Compile what the first requests need, so that they don't wait for it (seconds to minutes on a GPU)."""
+        await self.ready()
+        future = self._started().call(lambda backend: backend.warm_up())
+        await on_loop(lambda wake: future.add_done_callback(lambda _: wake()))
+        future.result()
+
     def clear_runtime_caches(self) -> dict[str, Any] | None:
         """Empty prefix cache and MLX's buffer pool; the bytes freed. None if the engine isn't running."""
         return self._call(lambda backend: backend.clear_runtime_caches()) if self.is_running() else None
@@ -609,8 +541,15 @@ class _Adopt:
 
     def __call__(self) -> None:
         core, worker = self._core(), self._worker()
-        if core is not None and worker is not None and worker.backend is not None:
-            core._codec, core._info = worker.backend.codec, worker.backend.info
+        if core is not None and worker is not None and (backend := worker.backend) is not None:
+            core._intake = Intake(
+                core.engine_id,
+                backend.codec,
+                backend.info,
+                backend.check,
+                backend.footprint,
+                backend.kv_budget,
+            )
 
 
 class _Done:
@@ -645,21 +584,11 @@ def _one_each(
     return params
 
 
-def _preview(prompt: Prompt, codec: Codec) -> str:
-    text = prompt[:400] if isinstance(prompt, str) else codec.decode(prompt[:40])
-    return " ".join(text.split())[:120]
-
-
 def _batch_backend(model: Any, tokenizer: Any) -> BackendFactory:
     """For a model that this thread hands over: a lazy array could not be evaluated on another."""
-    if model is not None:
-        from ..backends.loader import evaluate
-
-        evaluate(model)
-
     from ..backends.loader import evaluate
 
-    evaluate(model)  # here, where it was made: lazy arrays can't be evaluated on the engine's thread
+    evaluate(model)
 
     def make(config: EngineConfig, _: Callable[[LoadProgress], None]) -> Backend:
         from ..backends.batch import BatchBackend
@@ -667,43 +596,3 @@ def _batch_backend(model: Any, tokenizer: Any) -> BackendFactory:
         return BatchBackend(model, tokenizer, config)
 
     return make
-
-
-# Which engine owns which model object. By id, since MLX modules are not hashable; an entry goes with its engine.
-_owners: dict[int, weakref.ref[EngineCore]] = {}
-_owners_lock = threading.Lock()
-
-
-def _claim(model: Any, core: EngineCore, *, force: bool) -> Worker | None:
-    with _owners_lock:
-        reference = _owners.get(id(model))
-        owner = reference() if reference else None
-        worker = None
-        if owner is not None:
-            if not force:
-                raise ModelOwnershipError(
-                    f"{owner.engine_id} owns this model: close it first, or pass force_model_ownership=True"
-                )
-            worker = owner.stop_soon(
-                ModelOwnershipError(f"{core.engine_id} took over the model of {owner.engine_id}")
-            )
-        _owners[id(model)] = weakref.ref(core)
-        return worker
-
-
-def _reclaim(key: int | None, core: EngineCore) -> None:
-    """Make sure that no other engine took the model over, or that it has let go of it since."""
-    if key is None:
-        return
-    with _owners_lock:
-        reference = _owners.get(key)
-        owner = reference() if reference else None
-        if owner is not None and owner is not core:
-            raise ModelOwnershipError(f"{owner.engine_id} took this model over: close it first")
-        _owners[key] = weakref.ref(core)
-
-
-def _release(core: EngineCore) -> None:
-    with _owners_lock:
-        for key in [key for key, reference in _owners.items() if reference() in (core, None)]:
-            del _owners[key]

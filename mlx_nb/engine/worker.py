@@ -9,11 +9,14 @@ from __future__ import annotations
 import atexit
 import concurrent.futures
 import contextlib
+import heapq
+import itertools
 import logging
 import threading
 import time
 import traceback
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -21,7 +24,6 @@ from ..backends.base import Backend, BackendFactory, CacheStats, Event, Fault, M
 from ..backends.loader import leave_thread
 from ..config import EngineConfig
 from ..errors import EngineStopped
-from ..footprint import KVFootprint
 from ..outputs import LoadProgress
 from ..request import RequestStatus
 from ..scheduler import Scheduler
@@ -66,16 +68,17 @@ class Worker:
         self.backend: Backend | None = None
         self.memory = Memory()
         self.cache_stats: CacheStats | None = None
-        self.footprint = KVFootprint()
-        self.kv_budget: int | None = None
         self.counters = counters
         self._config = config
         self._factory: BackendFactory | None = factory
         self._on_progress = on_progress
         self._scheduler = Scheduler(config.scheduler_config)
         self._live: dict[str, Answer] = {}
+        self._deadlines: list[tuple[float, int, Answer]] = []
+        self._deadline_numbers = itertools.count()
         self._changed = threading.Condition()
         self._inbox: list[Callable[[], None]] = []
+        self._commands: deque[Callable[[], None]] = deque()
         self._stopping: BaseException | None = None
         self._when_ready: list[Callable[[], None]] = []
         self._when_over: list[Callable[[], None]] = []
@@ -168,15 +171,7 @@ class Worker:
             if self._after is not None:
                 self._after.join()
                 self._after = None
-            factory, self._factory = self._factory, None
-            assert factory is not None
-            backend = factory(self._config, self._on_progress)
-            del factory
-            self.footprint, self.kv_budget = backend.footprint, backend.kv_budget
-            self._scheduler = Scheduler(self._config.scheduler_config, self.footprint, self.kv_budget)
-            self.backend = backend
-            del backend
-            self._read(now=True)
+            self._load()
             self._become("running")
             self._serve()
         except BaseException as error:
@@ -196,24 +191,55 @@ class Worker:
         for wake in wakes:
             wake()
 
+    def _load(self) -> None:
+        assert self._factory is not None
+        self.backend = self._factory(self._config, self._on_progress)
+        self._scheduler = Scheduler(
+            self._config.scheduler_config, self.backend.footprint, self.backend.kv_budget
+        )
+        self._read(now=True)
+
+    def _unload(self) -> None:
+        """Let the model go until the next command."""
+        backend, self.backend = self.backend, None
+        if backend is not None:
+            backend.close()
+        self.memory, self.cache_stats = Memory(limit=self.memory.limit), None
+
     def _serve(self) -> None:
-        while (commands := self._wait()) is not None:
-            for command in commands:
-                command()
+        while self._wait():
+            if self.backend is None:
+                self._load()
+            while self._commands:
+                self._commands.popleft()()
             if self._scheduler:
+                self._expire()
                 self._step()
 
-    def _wait(self) -> list[Callable[[], None]] | None:
-        """Commands to do; blocks while there is nothing to do at all. None when it is time to stop."""
+    def _wait(self) -> bool:
+        """Take what there is to do into `_commands`; blocks while there is nothing. False when it is time to stop."""
+        idle_s = None if self.backend is None else self._config.idle_unload_s
         with self._changed:
             if not (self._inbox or self._scheduler or self._stopping):
                 self._interval.leave()
-                self._changed.wait_for(lambda: self._inbox or self._stopping)
+                if not self._changed.wait_for(lambda: self._inbox or self._stopping, idle_s):
+                    self._commands.append(self._unload)
+                    return True
             self._interval.enter()
             if self._stopping is not None:
-                return None
-            commands, self._inbox = self._inbox, []
-            return commands
+                return False
+            self._commands += self._inbox
+            self._inbox = []
+            return True
+
+    def _expire(self) -> None:
+        """End the requests whose time is up."""
+        while self._deadlines and self._deadlines[0][0] <= time.monotonic():
+            deadline, _, answer = heapq.heappop(self._deadlines)
+            seconds = deadline - answer.request.arrival
+            error = TimeoutError(f"the request was not finished within {seconds:g} s")
+            if answer.finish(RequestStatus.FINISHED_ERROR, error):
+                self._drop(answer)
 
     def _step(self) -> None:
         backend = self.backend
@@ -231,10 +257,11 @@ class Worker:
                     answer.progress(event.done, event.cached)
                     self._scheduler.prefilled(event.request_id, event.total - event.done)
                 case Token():
-                    made += 1
                     self._scheduler.grew(event.request_id)
+                    made -= answer.length  # a token that only ends the answer doesn't count
                     if (end := _push(answer, event)) is not None:
                         ended[event.request_id] = end
+                    made += answer.length
                 case Fault():
                     ended.setdefault(event.request_id, (RequestStatus.FINISHED_ERROR, event.error))
         self.counters.step(prefilled, made)
@@ -293,6 +320,9 @@ class Worker:
         else:
             self._live[answer.request.request_id] = answer
             self._scheduler.add(answer.request)
+            if answer.request.deadline is not None:
+                entry = (answer.request.deadline, next(self._deadline_numbers), answer)
+                heapq.heappush(self._deadlines, entry)
             self.counters.prompt_total += len(answer.request.prompt_token_ids)
 
     def _drop(self, answer: Answer) -> None:
@@ -319,24 +349,23 @@ class Worker:
             self.failure = failure
             self._stopping = self._stopping or failure
             reason = failure or self._stopping
-            commands, self._inbox = self._inbox, []
+            self._commands += self._inbox
+            self._inbox = []
         assert reason is not None
         # What was posted too late still gets an answer: admit it, so that it ends below; calls fail.
-        for command in commands:
-            command()
+        while self._commands:
+            self._commands.popleft()()
         for answer in self._live.values():
             answer.finish(RequestStatus.FINISHED_ERROR, reason)
         self._live.clear()
         self._scheduler.clear()
-        backend, self.backend = self.backend, None
+        self._deadlines.clear()
+        self._factory = None
         try:
-            if backend is not None:
-                backend.close()
+            self._unload()
         except Exception:
             log.exception("mlx_nb: closing the backend failed")
-        del backend
         leave_thread()  # also after a load that failed half-way
-        self.memory, self.cache_stats = Memory(limit=self.memory.limit), None
         self._interval.leave()
         self._become(state)
 

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from ..engine.core import EngineCore, Prompt
+from ..engine.core import EngineCore
+from ..engine.intake import Prompt
 from ..errors import MlxNbError
 from ..outputs import RequestOutput
 from ..sampling import SamplingParams

@@ -19,7 +19,7 @@ from ..engine.core import EngineCore
 from ..errors import MlxNbError
 from ..outputs import RequestOutput
 from ..sampling import SamplingParams
-from ..session.session import prompt_for, to_generation
+from ..session.session import prefix_boundary_for, prompt_for, to_generation
 from .kernel import interrupts_raise
 from .result import Result
 from .views import finish_line, view_for
@@ -73,7 +73,10 @@ class Stream:
         prompt = prompt_for(
             self._core, ask.prompt, system=ask.system, raw=ask.raw, thinking=ask.params.thinking
         )
-        self._core.submit(prompt, ask.params, self._id, preview=ask.prompt)
+        boundary = prefix_boundary_for(
+            self._core, ask.prompt, prompt, system=ask.system, thinking=ask.params.thinking
+        )
+        self._core.submit(prompt, ask.params, self._id, prefix_boundary=boundary, preview=ask.prompt)
         self._view.open()
         self._opened = True
 

@@ -8,9 +8,11 @@ from typing import Any
 from ..codec import Codec
 from ..errors import RequestError
 
-__all__ = ["Message", "chat_tokens", "messages_for"]
+__all__ = ["Message", "chat_tokens", "messages_for", "shared_tokens"]
 
 Message = Mapping[str, Any]
+_OTHER = "\x1a"
+"""Begins no real message."""
 
 
 def messages_for(prompt: str, system: str | None = None) -> list[Message]:
@@ -52,6 +54,22 @@ def chat_tokens(
     except Exception as error:
         raise RequestError(f"the model's chat template refuses these messages: {_line(error)}") from error
     return [int(token) for token in tokens]
+
+
+def shared_tokens(codec: Codec, messages: Sequence[Message], tokens: Sequence[int], **options: Any) -> int:
+    """How many of a conversation's `tokens` stay the same when its last message is another one.
+
+    That is what a later request is likely to share: the system prompt, or all earlier turns.
+    """
+    if not messages or not isinstance(messages[-1].get("content"), str):
+        return 0
+    other = {**messages[-1], "content": f"{_OTHER}{messages[-1]['content']}"}
+    try:
+        changed = chat_tokens(codec, [*messages[:-1], other], **options)
+    except RequestError:  # the template looks into its messages: then nothing is known
+        return 0
+    pairs = enumerate(zip(tokens, changed, strict=False))
+    return next((i for i, (one, two) in pairs if one != two), min(len(tokens), len(changed)))
 
 
 def _line(error: Exception) -> str:

@@ -12,12 +12,21 @@ from typing import Any
 
 from ..config import EngineConfig
 from ..engine.async_core import AsyncEngineCore
-from ..engine.core import EngineCore, Prompt
+from ..engine.core import EngineCore
+from ..engine.intake import Prompt
 from ..errors import EngineNotStarted, MlxNbError
 from ..outputs import GenerationOutput, LoadProgress, RequestOutput
-from ..prompts.chat import Message, chat_tokens, messages_for
+from ..prompts.chat import Message, chat_tokens, messages_for, shared_tokens
 
-__all__ = ["NamedEngine", "Session", "current_engine", "default_session", "prompt_for", "to_generation"]
+__all__ = [
+    "NamedEngine",
+    "Session",
+    "current_engine",
+    "default_session",
+    "prefix_boundary_for",
+    "prompt_for",
+    "to_generation",
+]
 
 START_HINT = "no engine is running: start one with %mlx_engine start demo (or another model)"
 
@@ -193,6 +202,22 @@ def prompt_for(
             return prompt
         prompt = messages_for(prompt, system)
     return chat_tokens(engine.codec, prompt, tools=tools, thinking=thinking)
+
+
+def prefix_boundary_for(
+    engine: EngineCore,
+    prompt: str | Sequence[Message],
+    tokens: Prompt,
+    *,
+    system: str | None = None,
+    thinking: bool | None = None,
+    tools: Sequence[dict[str, Any]] | None = None,
+) -> int:
+    """Where the prefix cache should checkpoint what `prompt_for` gave: before the last message."""
+    if isinstance(tokens, str):
+        return 0
+    messages = messages_for(prompt, system) if isinstance(prompt, str) else prompt
+    return shared_tokens(engine.codec, messages, tokens, tools=tools, thinking=thinking)
 
 
 def to_generation(output: RequestOutput) -> GenerationOutput:

@@ -1,0 +1,162 @@
+"""From what a caller asks to a `Request` that is fit to be queued. All refusals happen here, before queueing."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict, Unpack
+
+from ..backends.base import ModelInfo
+from ..codec import Codec
+from ..errors import RequestError
+from ..footprint import KVFootprint
+from ..request import Request
+from ..sampling import SamplingParams
+from ..validation import integer, number
+
+__all__ = ["Intake", "Prompt", "RequestOptions"]
+
+Prompt = str | list[int]
+
+
+class RequestOptions(TypedDict, total=False):
+    """Keyword options of a request, beside the contract's.
+
+    Attributes
+    ----------
+    priority : int
+        Lower goes first under the "priority" policy.
+    timeout : float, optional
+        Seconds from now after which it ends with TimeoutError, waiting or running.
+    tools : sequence of dict, optional
+        Schemas of the tools that the prompt offers; some models' calls are read with them.
+    preview : str, optional
+        What people are shown of the prompt.
+    """
+
+    priority: int
+    timeout: float | None
+    tools: Sequence[dict[str, Any]] | None
+    preview: str | None
+
+
+class Intake:
+    """Knows what a loaded model can take.
+
+    Parameters
+    ----------
+    engine_id : str
+        Begins the ids of requests that bring none.
+    check : callable
+        The backend's own refusals.
+    footprint, kv_budget
+        What rows cost, and may cost, in memory.
+    """
+
+    def __init__(
+        self,
+        engine_id: str,
+        codec: Codec,
+        info: ModelInfo,
+        check: Callable[[Request], None],
+        footprint: KVFootprint,
+        kv_budget: int | None,
+    ) -> None:
+        self.codec = codec
+        self.info = info
+        self._engine_id = engine_id
+        self._check = check
+        self._footprint = footprint
+        self._kv_budget = kv_budget
+        self._numbers = itertools.count(1)
+
+    def request(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        images: Sequence[Any] | None = None,
+        videos: Sequence[Any] | None = None,
+        prefix_boundary: int = 0,
+        **options: Unpack[RequestOptions],
+    ) -> Request:
+        """A request, checked.
+
+        Raises
+        ------
+        RequestError, ValueError
+            One line that says what can't be served, and what to do.
+        """
+        params = SamplingParams() if sampling_params is None else sampling_params
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"sampling_params must be a SamplingParams, got {type(params).__name__}")
+        if images or videos:
+            name = self.info.name or "this model"
+            raise RequestError(f"{name} takes text only: leave images and videos out")
+        tokens = self._tokens(prompt)
+        if integer("prefix_boundary", prefix_boundary, low=0) > len(tokens):
+            raise RequestError(
+                f"prefix_boundary {prefix_boundary} is beyond the prompt's {len(tokens)} tokens"
+            )
+        self._check_memory(len(tokens) + params.max_tokens)
+        preview = options.get("preview")
+        arrival = time.monotonic()
+        request = Request(
+            request_id=request_id or f"{self._engine_id}-{next(self._numbers)}",
+            prompt_token_ids=tokens,
+            params=params,
+            seed=secrets.randbits(32) if params.seed is None else params.seed,
+            arrival=arrival,
+            prefix_boundary=prefix_boundary,
+            priority=integer("priority", options.get("priority", 0)),
+            deadline=_deadline(arrival, options.get("timeout")),
+            tools=options.get("tools"),
+            preview=self._preview(prompt if preview is None else preview),
+        )
+        self._check(request)
+        return request
+
+    def limit(self, request: Request) -> int:
+        """Tokens that its answer may have: max_tokens, or what is left of the context."""
+        context = self.info.context_length
+        wanted = request.params.max_tokens
+        return wanted if context is None else min(wanted, context - len(request.prompt_token_ids))
+
+    def _tokens(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            try:
+                tokens = self.codec.encode(prompt)
+            except Exception as error:
+                raise RequestError(f"the tokenizer could not encode the prompt: {error}") from error
+        elif isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
+            highest = self.codec.vocabulary_size - 1
+            tokens = [integer("a prompt token id", i, low=0, high=highest) for i in prompt]
+        else:
+            raise RequestError(f"a prompt is text or a list of token ids, got {type(prompt).__name__}")
+        if not tokens:
+            raise RequestError("the prompt is empty: give at least one token")
+        limit = self.info.context_length
+        if limit is not None and len(tokens) >= limit:
+            raise RequestError(
+                f"the prompt has {len(tokens):,} tokens, and the model's context ends at {limit:,}: shorten it"
+            )
+        return tokens
+
+    def _check_memory(self, length: int) -> None:
+        """Refuse what would not fit even alone."""
+        needed = self._footprint.bytes([min(length, self.info.context_length or length)])
+        if self._kv_budget is not None and needed > self._kv_budget:
+            raise RequestError(
+                f"a request of {length:,} tokens needs {needed / 2**30:.2f} GiB of KV cache, and the engine has "
+                f"{self._kv_budget / 2**30:.2f} GiB: shorten the prompt, or lower max_tokens"
+            )
+
+    def _preview(self, prompt: Prompt) -> str:
+        text = prompt[:400] if isinstance(prompt, str) else self.codec.decode(prompt[:40])
+        return " ".join(text.split())[:120]
+
+
+def _deadline(arrival: float, timeout: float | None) -> float | None:
+    return None if timeout is None else arrival + number("timeout", timeout, low=0)
