@@ -8,8 +8,8 @@ so rows run without end here until they are removed.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import functools
+import hashlib
 import itertools
 import logging
 import os

@@ -105,7 +105,7 @@ class Stream:
         output = self._last
         if self._opened:
             self._view.close(output.output_text, finish_line(output))
-        result = Result(to_generation(output))
+        result = Result(to_generation(output, self._ask.params))
         if self._ask.out is not None:
             self._shell.push({self._ask.out: result}, interactive=False)
         if output.finish_reason != "abort":

@@ -6,6 +6,7 @@ There is one session a process, shared by magics, DataFrames and scripts. It tou
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from ..engine.intake import Prompt
 from ..errors import EngineNotStarted, MlxNbError
 from ..outputs import GenerationOutput, LoadProgress, RequestOutput
 from ..prompts.chat import Message, chat_tokens, messages_for, shared_tokens
+from ..sampling import SamplingParams
 
 __all__ = [
     "NamedEngine",
@@ -220,8 +222,12 @@ def prefix_boundary_for(
     return shared_tokens(engine.codec, messages, tokens, tools=tools, thinking=thinking)
 
 
-def to_generation(output: RequestOutput) -> GenerationOutput:
-    """An engine's output as the notebook gives it."""
+def to_generation(output: RequestOutput, params: SamplingParams | None = None) -> GenerationOutput:
+    """An engine's output as the notebook gives it.
+
+    With structured output, `parsed` is the value: of a schema the JSON, or an instance of the Pydantic model;
+    else the text. An answer that was cut off has none.
+    """
     return GenerationOutput(
         text=output.output_text,
         tokens=output.output_token_ids,
@@ -232,7 +238,21 @@ def to_generation(output: RequestOutput) -> GenerationOutput:
         finished=output.finished,
         reasoning=output.reasoning,
         tool_calls=output.tool_calls,
+        parsed=_parsed(output, params),
         cached_tokens=output.cached_tokens,
         logprobs=output.logprobs,
         timings=output.timings,
     )
+
+
+def _parsed(output: RequestOutput, params: SamplingParams | None) -> Any:
+    if params is None or params.constraint is None or output.finish_reason != "stop":
+        return None
+    if params.schema is None:
+        return output.output_text
+    try:
+        if hasattr(params.schema, "model_validate_json"):
+            return params.schema.model_validate_json(output.output_text)
+        return json.loads(output.output_text)
+    except ValueError:  # a stop string cut it off, or the model's own checks refuse it
+        return None
