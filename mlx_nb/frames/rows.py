@@ -7,7 +7,7 @@ with one row (a null, an empty text, an expression that fails) concerns that row
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import jinja2
 import pandas as pd
@@ -114,7 +114,17 @@ def text_objection(series: pd.Series) -> str | None:
 
 
 def _spelling(name: object) -> str:
-    return name if isinstance(name, str) and name.isidentifier() else "text"
+    return name if _is_spelled(name) else "text"
+
+
+def _is_spelled(name: object) -> TypeGuard[str]:
+    """Whether a template can call a column by this name: not "my column", nor "not", nor "none"."""
+    if not isinstance(name, str) or not name.isidentifier():
+        return False
+    try:
+        return name in Template(f"{{{{ {name} }}}}").names
+    except TemplateError:
+        return False
 
 
 def _template(text: str | None, columns: Mapping[str, object]) -> Template:
@@ -125,7 +135,7 @@ def _template(text: str | None, columns: Mapping[str, object]) -> Template:
     for name in sorted(template.names - set(columns) - FUNCTIONS):
         raise TemplateError(f"the prompt uses {{{{ {name} }}}}, and there is no column {name!r}")
     if not template.names & set(columns):
-        example = next(filter(str.isidentifier, columns), "name")
+        example = next(filter(_is_spelled, columns), "name")
         raise TemplateError(
             f"the template names no column, so that all rows would be alike: write {{{{ {example} }}}} "
             "where the column's value belongs"

@@ -7,6 +7,7 @@ can't be understood is refused in one line.
 from __future__ import annotations
 
 import difflib
+import keyword
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -14,14 +15,23 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-__all__ = ["Option", "Options", "did_you_mean"]
+__all__ = ["Option", "Options", "did_you_mean", "variable"]
 
 _WORD = re.compile(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\{\{.*?\}\}|[^\s"'])+""")
 _QUOTED = re.compile(r""""((?:\\.|[^"\\])*)"|'([^']*)'""")
 _ESCAPE = re.compile(r"\\(.)")
 _ESCAPES = {"n": "\n", "t": "\t", '"': '"', "\\": "\\"}
 _FLAG = re.compile(r"--?[A-Za-z]")
-_KINDS = {int: "a whole number", float: "a number"}
+
+
+def variable(text: str) -> str:
+    """For options that name a variable: ValueError for what can't be one."""
+    if not text.isidentifier() or keyword.iskeyword(text):
+        raise ValueError(text)
+    return text
+
+
+_KINDS = {int: "a whole number", float: "a number", variable: "the name of a variable"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +142,7 @@ class Options:
         try:
             self._put(option, flag, values, option.convert(value))
         except ValueError:
-            kind = _KINDS.get(option.convert, option.value)  # type: ignore[call-overload]
+            kind = _KINDS.get(option.convert, option.value)
             raise UsageError(f"{flag} takes {kind}, got {value!r}") from None
         return rest
 

@@ -19,7 +19,7 @@ from .kernel import in_kernel
 
 __all__ = ["AwaitMagics", "RunningCells"]
 
-_RUNNERS = ("run_line_magic", "run_cell_magic")
+_RUNNERS = {"run_line_magic": "line", "run_cell_magic": "cell"}
 
 
 class RunningCells:
@@ -68,7 +68,7 @@ class AwaitMagics:
             tree = ast.parse(source)
         except SyntaxError:  # IPython reports it
             return lines
-        calls = [call for call in _magic_calls(tree) if _name(call) in self._names]
+        calls = [call for call in _magic_calls(tree) if self._knows(call)]
         return self._rewritten(source, calls).splitlines(keepends=True) if calls else lines
 
     def _can_await(self) -> bool:
@@ -79,6 +79,11 @@ class AwaitMagics:
         except RuntimeError:
             return False
         return True
+
+    def _knows(self, call: ast.Call) -> bool:
+        """Whether it is one of ours, called as what it is; IPython reports ``%name`` for a cell magic itself."""
+        kind, name = _magic(call)
+        return name in self._names and name in self._shell.magics_manager.magics[kind]
 
     def _awaits_asyncio(self) -> bool:
         return bool(self._shell.autoawait) and self._shell.loop_runner is _asyncio_runner
@@ -114,10 +119,10 @@ def _magic_calls(node: ast.AST) -> Iterator[ast.Call]:
             yield from _magic_calls(child)
 
 
-def _name(call: ast.Call) -> str | None:
-    """The magic that is called, if it is one."""
+def _magic(call: ast.Call) -> tuple[str, str | None]:
+    """The kind and the name of the magic that is called; None for a call of anything else."""
     if isinstance(call.func, ast.Attribute) and call.func.attr in _RUNNERS and call.args:
         name = call.args[0]
         if ast.unparse(call.func.value) == "get_ipython()" and isinstance(name, ast.Constant):
-            return str(name.value)
-    return None
+            return _RUNNERS[call.func.attr], str(name.value)
+    return "line", None

@@ -11,7 +11,7 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, magics_class, no_var_expand
 
-from .arguments import Option, Options
+from .arguments import Option, Options, variable
 from .magics import SAMPLING
 from .stream import interrupted, one_line_errors
 
@@ -19,7 +19,7 @@ __all__ = ["BatchMagics", "arun_batch", "run_batch"]
 
 OPTIONS = Options(
     "%%mlx_batch DATA [options]   DATA: a DataFrame, or a column of texts; the cell: a prompt with {{ column }}",
-    Option("-o --out", "variable for the resulting DataFrame, which is shown otherwise", "NAME"),
+    Option("-o --out", "variable for the resulting DataFrame, which is shown otherwise", "NAME", variable),
     *SAMPLING,
     Option("--system", "system prompt", "TEXT"),
     Option("--raw", "leave the chat template out"),
@@ -108,8 +108,6 @@ def _parse(shell: Any, line: str, cell: str) -> _Call:
     values, after = OPTIONS.before_prompt(rest)
     expression = " ".join(part for part in (data.strip(), after.strip()) if part)
     out = values.pop("out", None)
-    if out is not None and not out.isidentifier():
-        raise UsageError(f"-o takes the name of a variable, got {out!r}")
     return _Call(_evaluated(shell, expression), cell.strip(), values, out)
 
 

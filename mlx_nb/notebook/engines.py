@@ -13,7 +13,7 @@ from IPython.core.error import UsageError
 
 from ..config import EngineConfig, SchedulerConfig
 from ..session.session import START_HINT, NamedEngine, Session
-from .arguments import Option, Options, did_you_mean
+from .arguments import Option, Options, did_you_mean, variable
 from .kernel import in_kernel, interrupts_raise
 from .stream import interrupted, one_line_errors
 from .views import StatusLine, place
@@ -38,7 +38,7 @@ COMMANDS = {
     "list": Options("%mlx_engine list                     all engines; * marks the current one"),
     "stats": Options(
         "%mlx_engine stats [NAME] [-o VAR]    statistics, as a dict",
-        Option("-o --out", "put them into this variable", "NAME"),
+        Option("-o --out", "put them into this variable", "NAME", variable),
     ),
     "monitor": Options("%mlx_engine monitor [NAME]           a live view, with buttons to abort"),
     "help": Options("%mlx_engine help                     this text"),
@@ -160,8 +160,6 @@ class EngineCommands:
         stats = self._session.find(name).core.get_stats()
         if out is None:
             return stats
-        if not out.isidentifier():
-            raise UsageError(f"-o takes the name of a variable, got {out!r}")
         self._shell.push({out: stats}, interactive=False)
         return None
 

@@ -22,7 +22,7 @@ from traitlets import Float, Int, TraitError, Unicode, validate
 from ..prompts.template import Template
 from ..sampling import SamplingParams
 from ..session.session import default_session
-from .arguments import Option, Options
+from .arguments import Option, Options, variable
 from .engines import COMMANDS, EngineCommands
 from .stream import Ask, Stream, one_line_errors
 
@@ -45,7 +45,7 @@ GENERATE = Options(
     Option("--system", "what the model is told before the prompt", "TEXT"),
     Option("--raw", "give the prompt to the model as it is, without chat template"),
     Option("-e --engine", "the engine to ask, if not the current one", "NAME"),
-    Option("-o --out", "put the result into this variable", "NAME"),
+    Option("-o --out", "put the result into this variable", "NAME", variable),
 )
 
 _DEFAULTS = ("max_tokens", "temperature", "top_p", "top_k", "min_p")
@@ -141,9 +141,8 @@ class MlxMagics(Magics):
                 raise UsageError(
                     "the prompt is empty: write it in the cell, or after the options of the line"
                 )
-            out = given.get("out")
-            if out is not None and not out.isidentifier():
-                raise UsageError(f"-o takes the name of a variable, got {out!r}")
+            if given.get("raw") and given.get("system"):
+                raise UsageError("--system acts through the chat template: leave it out, or --raw")
             defaults = {name: getattr(self, name) for name in _DEFAULTS}
             sampling = {option.name: given[option.name] for option in SAMPLING if option.name in given}
             return Ask(
@@ -152,7 +151,7 @@ class MlxMagics(Magics):
                 params=SamplingParams(**(defaults | sampling)),
                 system=given.get("system", self.system) or None,
                 raw=given.get("raw", False),
-                out=out,
+                out=given.get("out"),
             )
 
 

@@ -19,6 +19,9 @@ __all__ = ["Template"]
 _NEVER = "\x00{}\x00"
 """A delimiter that no prompt holds: switches a piece of Jinja's syntax off."""
 
+_SELF = "_self_"
+"""Stands in for ``self``, which Jinja keeps for itself: here it is a name like any other."""
+
 
 class Template:
     """A prompt with names to fill in.
@@ -47,8 +50,13 @@ class Template:
 
         environment = _environment(blocks)
         try:
-            self.names = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(text)))
-            self._compiled = environment.from_string(text)
+            parsed = environment.parse(text)
+            for name in parsed.find_all(jinja2.nodes.Name):
+                if name.name == "self":
+                    name.name = _SELF
+            names = jinja2.meta.find_undeclared_variables(parsed)
+            self.names = frozenset("self" if name == _SELF else name for name in names)
+            self._compiled = environment.from_string(parsed)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(
                 f"the prompt's {{{{ }}}} can't be read (line {error.lineno}: {error.message}): correct it, or write "
@@ -71,7 +79,10 @@ class Template:
         if self._compiled is None:
             return self.text
         context = {
-            name: values[name] if name in values else getattr(builtins, name, None) for name in self.names
+            _SELF if name == "self" else name: values[name]
+            if name in values
+            else getattr(builtins, name, None)
+            for name in self.names
         }
         try:
             return str(self._compiled.render(context))
@@ -89,9 +100,11 @@ def _environment(blocks: bool) -> Any:
     }
     if not blocks:
         syntax |= {"block_start_string": _NEVER.format("b"), "block_end_string": _NEVER.format("/b")}
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
         autoescape=False,
         **syntax,
     )
+    environment.globals.clear()  # or a variable called "namespace" or "dict" would give way to Jinja's own
+    return environment

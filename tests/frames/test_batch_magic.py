@@ -138,8 +138,10 @@ def test_in_a_kernel_an_interrupt_leaves_the_finished_rows_and_the_next_cell_wor
             if out["msg_type"] == "status" and out["content"]["execution_state"] == "idle":
                 break
         seconds = time.monotonic() - begun
-        status = client.get_shell_msg(timeout=30)["content"]["status"]
-        return status, "".join(printed), seconds
+        reply = client.get_shell_msg(timeout=30)
+        while reply["parent_header"]["msg_id"] != message:  # to the client's own questions
+            reply = client.get_shell_msg(timeout=30)
+        return reply["content"]["status"], "".join(printed), seconds
 
     try:
         assert run(SETUP)[0] == "ok"

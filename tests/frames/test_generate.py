@@ -150,6 +150,11 @@ def test_a_series_whose_name_cant_be_written_is_called_text(engine, name: object
     assert result["text"].tolist() == ["<A>"]
 
 
+@pytest.mark.parametrize("name", ["not", "none", "True", "self", "range", "namespace", "my text", None])
+def test_a_series_of_any_name_holds_prompts(engine, name: object) -> None:
+    assert pd.Series(["a"], name=name).mlx.generate(progress=False)["text"].tolist() == ["A"]
+
+
 def test_a_series_without_a_template_holds_the_prompts(engine) -> None:
     assert pd.Series(["a", "b"], name="q").mlx.generate(progress=False)["text"].tolist() == ["A", "B"]
 

@@ -49,6 +49,34 @@ def test_pandas_imported_later_has_its_accessor_in_the_same_cell(bare: KernelSes
     assert bare.ask("[f for f in sys.meta_path if type(f).__module__.startswith('mlx_nb')]") == []
 
 
+@pytest.mark.parametrize("name", ["generate_frame", "GenerationInterrupted"])
+def test_a_name_that_imports_pandas_first_brings_the_accessor_too(name: str) -> None:
+    session = KernelSession()
+    try:
+        cell = session.run(f"%load_ext mlx_nb\nfrom mlx_nb import {name}\nimport pandas")
+
+        assert (cell.status, cell.stderr) == ("ok", "")
+        assert session.ask("hasattr(pandas.DataFrame, 'mlx')")
+    finally:
+        session.close()
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("%mlx_batch df", "Line magic function `%mlx_batch` not found (But cell magic `%%mlx_batch` exists"),
+        ("%%mlx_engine list\nx", "Cell magic `%%mlx_engine` not found (But line magic `%mlx_engine` exists"),
+    ],
+)
+def test_a_magic_called_as_the_other_kind_is_one_line(bare: KernelSession, cell: str, message: str) -> None:
+    bare.run("%load_ext mlx_nb")
+
+    ran = bare.run(cell)
+
+    assert ran.stderr.startswith(f"UsageError: {message}")
+    assert ran.stderr.count("\n") == 1
+
+
 def test_a_reload_keeps_engines_running(bare: KernelSession) -> None:
     bare.run("%load_ext mlx_nb\n" + ENGINE)
     bare.run("%reload_ext mlx_nb")

@@ -134,6 +134,11 @@ def test_the_answer_and_how_it_went_are_printed(run: Run, adopt: Adopt) -> None:
         ("%mlx_generate --temp 2 hi", "unknown option --temp: did you mean --temperature?"),
         ("%mlx_generate -e other hi", "there is no engine 'other' (running: default)"),
         ("%mlx_generate -o 2x hi", "-o takes the name of a variable, got '2x'"),
+        ("%mlx_generate -o class hi", "-o takes the name of a variable, got 'class'"),
+        (
+            "%mlx_generate --raw --system 'Be brief' hi",
+            "--system acts through the chat template: leave it out, or --raw",
+        ),
         ("%mlx_generate {{ nam }}", "the prompt uses {{ nam }}, and there is no variable 'nam'"),
         ("%mlx_generate --stop '' hi", "stop must be a non-empty text or several, got ['']"),
         (

@@ -69,3 +69,11 @@ def test_what_an_expression_raises_comes_as_one_line() -> None:
         Template("{{ 1 / a }}").render({"a": 0})
     with pytest.raises(TemplateError, match="UndefinedError"):
         Template("{{ a.b.c }}").render({"a": 0})
+
+
+@pytest.mark.parametrize("name", ["self", "range", "dict", "namespace", "cycler", "joiner", "lipsum", "loop"])
+def test_names_that_jinja_has_a_meaning_for_are_names_like_any_other(name: str) -> None:
+    template = Template(f"{{{{ {name}.upper() }}}}")
+
+    assert template.names == {name}
+    assert template.render({name: "mine"}) == "MINE"
