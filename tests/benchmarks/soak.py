@@ -29,6 +29,7 @@ from mlx_nb import EngineConfig, EngineCore, SamplingParams, SchedulerConfig
 
 CONCURRENT = 48
 IDLE_S = 5.0
+HUNG_S = 120.0
 
 
 class PlannedFault(Exception):
@@ -49,55 +50,79 @@ def failing(after: int) -> Any:
     return process
 
 
+async def whole(engine: EngineCore, dice: random.Random, prompt: list[int], params: SamplingParams) -> bool:
+    return (await engine.generate(prompt, params)).completion_tokens == params.max_tokens
+
+
+async def batch(engine: EngineCore, dice: random.Random, prompt: list[int], params: SamplingParams) -> bool:
+    outputs = await asyncio.to_thread(engine.generate_batch_sync, [prompt, prompt[:3]], params)
+    return [output.completion_tokens for output in outputs] == [params.max_tokens] * 2
+
+
+async def fault(engine: EngineCore, dice: random.Random, prompt: list[int], params: SamplingParams) -> bool:
+    processor = failing(dice.randrange(30))
+    try:
+        await engine.generate(prompt, params.but(max_tokens=40, logits_processors=[processor]))
+    except PlannedFault:
+        return True
+    return False
+
+
+async def cancel(engine: EngineCore, dice: random.Random, prompt: list[int], params: SamplingParams) -> bool:
+    task = asyncio.create_task(engine.generate(prompt, params.but(max_tokens=2000)))
+    await asyncio.sleep(dice.random() * 0.2)
+    task.cancel()
+    await asyncio.wait([task])
+    return task.cancelled()
+
+
+async def timeout(engine: EngineCore, dice: random.Random, prompt: list[int], params: SamplingParams) -> bool:
+    try:
+        await engine.generate(prompt, params.but(max_tokens=3000), timeout=dice.random() * 0.3)
+    except TimeoutError:
+        return True
+    return False
+
+
+async def abort(engine: EngineCore, dice: random.Random, prompt: list[int], params: SamplingParams) -> bool:
+    request = await engine.add_request(prompt, params.but(max_tokens=2000))
+    await asyncio.sleep(dice.random() * 0.2)
+    await engine.abort_request(request)
+    return [output async for output in engine.stream_outputs(request)][-1].finish_reason == "abort"
+
+
+async def leave(engine: EngineCore, dice: random.Random, prompt: list[int], params: SamplingParams) -> bool:
+    async for output in engine.stream_outputs(await engine.add_request(prompt, params)):
+        return not output.error
+    return False
+
+
+async def stream(engine: EngineCore, dice: random.Random, prompt: list[int], params: SamplingParams) -> bool:
+    request = await engine.add_request(prompt, params)
+    outputs = [output async for output in engine.stream_outputs(request)]
+    joined = "".join(output.new_text for output in outputs)
+    return joined == outputs[-1].output_text and outputs[-1].finish_reason == "length"
+
+
+WAYS = (whole, whole, batch, fault, cancel, timeout, abort, leave, stream)
+
+
 async def one(engine: EngineCore, dice: random.Random) -> str:
-    """Run one request in one of several ways; say how it ended, "wrong: …" if not as it should."""
+    """Run one request in one of the ways; its name, with "wrong" before it if it ended otherwise than it should."""
     await asyncio.sleep(dice.expovariate(20))
-    length = dice.choice([1, 5, 20, 80, 300])
-    prompt = [dice.randrange(16, 280) for _ in range(length)]
-    limit = dice.randrange(1, 40)
+    prompt = [dice.randrange(16, 280) for _ in range(dice.choice([1, 5, 20, 80, 300]))]
     params = SamplingParams(
-        max_tokens=limit,
+        max_tokens=dice.randrange(1, 40),
         temperature=dice.choice([0.0, 0.8]),
         repetition_penalty=dice.choice([1.0, 1.0, 1.2]),
         ignore_eos=True,
     )
-    way = dice.choice(["whole", "whole", "stream", "leave", "cancel", "abort", "fault", "timeout", "batch"])
+    way = dice.choice(WAYS)
     try:
-        if way == "fault":
-            await engine.generate(
-                prompt, params.but(max_tokens=40, logits_processors=[failing(dice.randrange(30))])
-            )
-            return "wrong: a fault was swallowed"
-        if way == "cancel":
-            task = asyncio.create_task(engine.generate(prompt, params.but(max_tokens=2000)))
-            await asyncio.sleep(dice.random() * 0.2)
-            task.cancel()
-            await task
-            return "wrong: a cancellation was swallowed"
-        if way == "timeout":
-            await engine.generate(prompt, params.but(max_tokens=3000), timeout=dice.random() * 0.3)
-            return "wrong: a timeout was swallowed"
-        if way == "batch":
-            outputs = await asyncio.to_thread(engine.generate_batch_sync, [prompt, prompt[:3]], params)
-            return way if [o.completion_tokens for o in outputs] == [limit, limit] else "wrong: lengths"
-        request = await engine.add_request(prompt, params if way != "abort" else params.but(max_tokens=2000))
-        if way == "abort":
-            await asyncio.sleep(dice.random() * 0.2)
-            await engine.abort_request(request)
-        text = ""
-        async for output in engine.stream_outputs(request, timeout=120):
-            text += output.new_text
-            if way == "leave":
-                return way
-        wanted = "abort" if way == "abort" else "length"
-        right = output.finish_reason == wanted and text == output.output_text
-        return way if right else f"wrong: {way} ended with {output.finish_reason}"
-    except PlannedFault:
-        return "fault"
-    except asyncio.CancelledError:
-        return "cancel"
+        right = await asyncio.wait_for(way(engine, dice, prompt, params), HUNG_S)
     except TimeoutError:
-        return "timeout" if way == "timeout" else "wrong: hung"
+        return f"wrong: {way.__name__} hung"
+    return way.__name__ if right else f"wrong: {way.__name__}"
 
 
 async def soak(engine: EngineCore, count: int, dice: random.Random) -> tuple[Counter[str], list[float]]:
