@@ -172,6 +172,7 @@ class Worker:
                 self._after.join()
                 self._after = None
             self._load()
+            _stop_first()
             self._become("running")
             self._serve()
         except BaseException as error:
@@ -365,6 +366,7 @@ class Worker:
             self._unload()
         except Exception:
             log.exception("mlx_nb: closing the backend failed")
+        _stop_first()
         leave_thread()  # also after a load that failed half-way
         self._interval.leave()
         self._become(state)
@@ -403,6 +405,15 @@ def stopped_error(worker: Worker) -> EngineStopped:
         error.__cause__ = worker.failure
         return error
     return EngineStopped("the engine is stopped; start it again")
+
+
+def _stop_first() -> None:
+    """Have `_stop_all` come before what MLX registered when it was imported (last in, first out).
+
+    MLX's own clean-up holds the interpreter lock and waits for one that a thread leaving MLX has: a deadlock.
+    """
+    atexit.unregister(_stop_all)
+    atexit.register(_stop_all)
 
 
 @atexit.register
