@@ -19,9 +19,13 @@ async def use(model: str) -> None:
 
 
 def main(model: str = "demo", times: str = "20") -> int:
-    statuses: Counter[int] = Counter()
+    statuses: Counter[int | str] = Counter()
     for _ in range(int(times)):
-        statuses[subprocess.run([sys.executable, __file__, "--once", model], check=False).returncode] += 1
+        command = [sys.executable, __file__, "--once", model]
+        try:
+            statuses[subprocess.run(command, check=False, timeout=120).returncode] += 1
+        except subprocess.TimeoutExpired:
+            statuses["hung"] += 1
     print(f"{statuses[0]} of {times} exited with status 0; all: {dict(statuses)}")
     return 0 if set(statuses) == {0} else 1
 

@@ -321,9 +321,11 @@ async def main():
         engine.close()
     elif sys.argv[2] == "stopped":
         await engine.stop()
-    elif sys.argv[2] == "busy":
+    elif sys.argv[2] in ("busy", "dropped"):
         for _ in range(3):
             await engine.add_request("Hello", params)
+        if sys.argv[2] == "dropped":  # its thread ends while the interpreter does
+            del globals()["engine"]
     elif sys.argv[2] == "failed":
         from mlx_nb import EngineConfig, SchedulerConfig
         config = EngineConfig(scheduler_config=SchedulerConfig(max_kv_size=64))
@@ -338,7 +340,7 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["closed", "busy", "failed"])
+@pytest.mark.parametrize("way", ["closed", "busy", "dropped", "failed"])
 def test_the_process_exits_with_status_0(way: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LEAVING, str(tiny_folder()), way],
