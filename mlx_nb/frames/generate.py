@@ -10,6 +10,7 @@ import pandas as pd
 from ..engine.core import EngineCore
 from ..errors import RequestError
 from ..sampling import SamplingParams
+from ..session.interrupts import ends_the_loop
 from ..session.session import default_session, prompt_for
 from .interrupt import interruptible
 from .job import Ask, Job
@@ -64,7 +65,8 @@ def generate_frame(
     EngineNotStarted
         Without an engine.
     GenerationInterrupted
-        On Ctrl-C or Interrupt; its `partial` holds what was finished.
+        On Ctrl-C or Interrupt; its `partial` holds what was finished. In a task beside a cell's it is
+        GenerationCancelled, since a kernel doesn't survive the other.
     """
     rows = Rows(data, template)
     params = _params(sampling, system=system, raw=raw)
@@ -75,7 +77,8 @@ def generate_frame(
         try:
             _job(core, rows, params, results, system=system, raw=raw).run()
         except KeyboardInterrupt:
-            raise GenerationInterrupted(results.frame()) from None
+            kind = GenerationCancelled if ends_the_loop() else GenerationInterrupted
+            raise kind(results.frame()) from None
     return results.frame()
 
 

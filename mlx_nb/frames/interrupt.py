@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+
+from ..session.interrupts import ends_the_loop
 
 __all__ = ["interruptible", "on_interrupt"]
 
@@ -31,13 +34,18 @@ def on_interrupt(note: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Have SIGINT raise KeyboardInterrupt.
+    """Have SIGINT raise KeyboardInterrupt, or CancelledError where that would end a kernel's loop.
 
     In a cell that awaits, a kernel's own handler would only cancel the cell's task, which can't run while a call
     blocks.
     """
-    with _sigint(signal.default_int_handler):
-        yield
+    try:
+        with _sigint(signal.default_int_handler):
+            yield
+    except KeyboardInterrupt:
+        if ends_the_loop():
+            raise asyncio.CancelledError from None
+        raise
 
 
 @contextlib.contextmanager

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import threading
+import weakref
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -27,6 +29,7 @@ class RunningCells:
 
     def __init__(self) -> None:
         self._running: dict[int, list[Any]] = {}
+        self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
     def __bool__(self) -> bool:
         return bool(self._running.get(threading.get_ident()))
@@ -34,6 +37,9 @@ class RunningCells:
     def begin(self, info: Any) -> None:
         """For the event pre_run_cell."""
         self._running.setdefault(threading.get_ident(), []).append(info)
+        with contextlib.suppress(RuntimeError):  # no loop runs
+            if (task := asyncio.current_task()) is not None:
+                self._tasks.add(task)
 
     def end(self, result: Any) -> None:
         """For the event post_run_cell, which also comes for cells that never began."""
@@ -41,6 +47,13 @@ class RunningCells:
         left = [info for info in self._running.pop(thread, ()) if result and info is not result.info]
         if left:
             self._running[thread] = left
+
+    def outside(self) -> bool:
+        """Whether the code that runs now was called by an event loop, in no cell's task."""
+        try:
+            return asyncio.current_task() not in self._tasks
+        except RuntimeError:  # no loop runs
+            return False
 
 
 class AwaitMagics:

@@ -56,7 +56,7 @@ class _Call:
         shell.push({self.out: frame})
         return None
 
-    def cut_short(self, shell: Any, partial: Any) -> KeyboardInterrupt:
+    def cut_short(self, shell: Any, partial: Any) -> BaseException:
         """Deliver what there is; what to raise, so that the cell ends as interrupted."""
         if self.deliver(shell, partial) is not None:
             shell.displayhook.update_user_ns(partial)
@@ -75,13 +75,13 @@ def run_batch(shell: Any, line: str, cell: str) -> Any:
         For anything that keeps it from beginning, in one line.
     """
     from ..frames.generate import generate_frame
-    from ..frames.results import GenerationInterrupted
+    from ..frames.results import GenerationCancelled, GenerationInterrupted
 
     with one_line_errors():
         call = _parse(shell, line, cell)
         try:
             frame = generate_frame(call.data, call.template, **call.options)
-        except GenerationInterrupted as stopped:
+        except (GenerationInterrupted, GenerationCancelled) as stopped:
             raise call.cut_short(shell, stopped.partial) from None
         return call.deliver(shell, frame)
 

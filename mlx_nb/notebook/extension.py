@@ -15,10 +15,11 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets import TraitError
 from traitlets.config import Config
 
+from ..session.interrupts import watch_cells
 from ..session.session import default_session
 from .awaiting import AwaitMagics, RunningCells
 from .batch import BatchMagics, arun_batch
-from .kernel import interrupts_wake
+from .kernel import in_kernel, interrupts_wake
 from .magics import MlxMagics
 from .on_import import OnImport
 from .questions import PromptLine
@@ -56,6 +57,8 @@ class Extension:
         self._events = {"pre_run_cell": self._cells.begin, "post_run_cell": self._cells.end}
         for event, callback in self._events.items():
             shell.events.register(event, callback)
+        if in_kernel(shell):
+            watch_cells(self._cells.outside)
         self._accessor = OnImport("pandas", _register_accessor)
 
     async def awaited(self, name: str, *arguments: str) -> Any:
@@ -72,6 +75,7 @@ class Extension:
     def leave(self) -> None:
         """Take everything out of the shell again."""
         shell = self._shell
+        watch_cells(None)
         self._accessor.remove()
         for event, callback in self._events.items():
             shell.events.unregister(event, callback)

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from ..session.interrupts import ends_the_loop
+
 __all__ = ["current_cell", "in_kernel", "interrupts_raise", "interrupts_wake"]
 
 
@@ -20,7 +22,8 @@ def in_kernel(shell: Any) -> bool:
 def current_cell(shell: Any) -> object:
     """What tells the cell that runs now from others, those of subshells included."""
     if in_kernel(shell):
-        return shell.display_pub.parent_header.get("msg_id")
+        # Not display_pub's header: under %%capture that is another's.
+        return shell.parent_header.get("header", {}).get("msg_id")
     return getattr(shell, "execution_count", None)
 
 
@@ -52,7 +55,7 @@ def interrupts_wake() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupts_raise() -> Iterator[None]:
-    """While a cell blocks, have an interrupt raise KeyboardInterrupt.
+    """While a cell blocks, have an interrupt raise KeyboardInterrupt, or CancelledError where that ends the loop.
 
     It does so by itself in a cell that awaits nothing. In one that awaits, ipykernel's handler would queue a
     callback for a loop that is blocked.
@@ -64,5 +67,9 @@ def interrupts_raise() -> Iterator[None]:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
+    except KeyboardInterrupt as interrupt:
+        if ends_the_loop():
+            raise asyncio.CancelledError(*interrupt.args) from None
+        raise
     finally:
         signal.signal(signal.SIGINT, before)

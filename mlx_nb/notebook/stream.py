@@ -19,6 +19,7 @@ from ..engine.core import EngineCore
 from ..errors import MlxNbError
 from ..outputs import RequestOutput
 from ..sampling import SamplingParams
+from ..session.interrupts import ends_the_loop
 from ..session.session import prefix_boundary_for, prompt_for, to_generation
 from .kernel import interrupts_raise
 from .result import Result
@@ -118,8 +119,13 @@ class Stream:
         )
 
 
-def interrupted(message: str) -> KeyboardInterrupt:
-    """What ends a cell as interrupted, so that Run All stops, in one line instead of a traceback."""
+def interrupted(message: str) -> BaseException:
+    """What ends a cell as interrupted, so that Run All stops, in one line instead of a traceback.
+
+    In a task beside the cell's it ends that task as cancelled.
+    """
+    if ends_the_loop():
+        return asyncio.CancelledError(message)
     error = KeyboardInterrupt(message)
     error._render_traceback_ = lambda: [f"KeyboardInterrupt: {message}"]  # type: ignore[attr-defined]
     return error

@@ -85,8 +85,9 @@ def test_it_works_wherever_it_is_called_from(kernel: KernelSession, code: str) -
 
 
 def test_captured_answers_come_once_and_whole(kernel: KernelSession) -> None:
-    cell = kernel.run("%%capture caught\n%mlx_generate -n 30 --raw abc")
-    assert cell.texts == []
+    cell = kernel.run("%%capture caught\n%mlx_generate -n 30 --raw -o kept abc")
+    assert (cell.texts, cell.error) == ([], ("", ""))
+    assert kernel.ask("kept.text") == "abc" * 10
 
     answer, note = kernel.ask("[o.data['text/plain'] for o in caught.outputs if o.data]")
     assert answer == "abc" * 10

@@ -1,5 +1,7 @@
 """Kernel > Interrupt, by real signals."""
 
+import time
+
 import pytest
 from kernel_session import KernelSession, eventually
 
@@ -32,6 +34,34 @@ def test_an_interrupt_ends_the_cell_at_once_and_the_next_cell_works(kernel: Kern
     assert after.wait().status == "aborted", "Run All stops"
     assert kernel.run("%mlx_generate -n 3 --raw xyz").texts[0] == "xyz"
     assert kernel.ask("engine.get_stats()['active_requests']") == 0
+
+
+BESIDE = {
+    "line": "get_ipython().run_line_magic('mlx_generate', '-n 100000 --raw abc')",
+    "cell": "get_ipython().run_cell_magic('mlx_batch', 'frame -n 100000', '{{ text }}')",
+    "frame": "frame.mlx.generate('{{ text }}', max_tokens=100000)",
+}
+
+
+@pytest.mark.parametrize("call", BESIDE.values(), ids=BESIDE)
+@pytest.mark.parametrize("way", ["asyncio.create_task(ask())", "loop.call_soon(answer)"])
+def test_a_call_that_blocks_beside_the_cell_is_interrupted_without_harm(
+    kernel: KernelSession, call: str, way: str
+) -> None:
+    kernel.run("import asyncio, pandas\nframe = pandas.DataFrame({'text': ['abc']})")
+    cell = kernel.send(
+        f"def answer():\n    {call}\nasync def ask():\n    answer()\n"
+        f"loop = asyncio.get_running_loop()\nbeside = {way}\nawait asyncio.sleep(0.1)"
+    )
+    time.sleep(0.6)
+
+    sent = kernel.interrupt()
+    cell.wait()
+
+    assert cell.done_at - sent < 0.5
+    assert kernel.ask("engine.get_stats()['active_requests']") == 0
+    assert kernel.ask("beside.cancelled()") is ("task" in way)
+    assert kernel.run("%mlx_generate -n 3 --raw xyz").texts[0] == "xyz"
 
 
 @pytest.mark.parametrize("before", ["", "%%time\n"], ids=["awaited", "blocking"])
