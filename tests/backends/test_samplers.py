@@ -263,6 +263,17 @@ def test_a_processor_that_raises_ends_its_own_row_only(engine: EngineCore, after
     assert engine.generate_sync("one", greedy()).output_token_ids == alone[0]
 
 
+def test_a_processor_that_exits_ends_its_own_row_only(engine: EngineCore) -> None:
+    def leave(tokens: mx.array, logits: mx.array) -> mx.array:
+        raise SystemExit(3)
+
+    outputs = engine.generate_batch_sync(
+        ["bad", "good"], [greedy(logits_processors=[leave]), greedy()], errors="return"
+    )
+    assert isinstance(outputs[0].error, RuntimeError)
+    assert (outputs[1].error, outputs[1].completion_tokens) == (None, 8)
+
+
 @pytest.mark.parametrize(
     "processor",
     [lambda _, logits: logits[:, :5], lambda _, logits: None, lambda _, logits: logits + mx.zeros((3, 1))],
