@@ -167,12 +167,12 @@ class Backend(Protocol):
     def next(self) -> list[Event]:
         """Do one step: at most one decode step and one prefill chunk.
 
-        What it raises is the fault of all requests in it; `reset` follows.
+        What it raises is the fault of the requests that were at work; `reset` follows.
         """
         ...
 
-    def reset(self) -> None:
-        """Drop all requests after a fault, so that new ones can be served."""
+    def reset(self) -> list[str]:
+        """Drop all requests after a fault; the ids of those that had no part in it, to be inserted again."""
         ...
 
     def warm_up(self) -> None:

@@ -12,7 +12,6 @@ import functools
 import hashlib
 import itertools
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from ..outputs import TokenLogprob
 from ..request import Request
 from ..sampling import SamplingParams
 from .base import CacheStats, Event, Fault, Memory, ModelInfo, Prefilled, Token
+from .fit import device_memory
 from .grammar import Grammars, grammar_source
 from .loader import device_name
 from .prefix_cache import PrefixCache
@@ -64,7 +64,11 @@ class _Observed:
 
 
 class _Prefilling(PromptProcessingBatch):
-    """Says which rows sample their first token."""
+    """Says which rows are at work, and which sample their first token."""
+
+    def prompt(self, tokens: list[list[int]]) -> None:
+        self.fallback_sampler.at_work = list(self.uids)
+        super().prompt(tokens)
 
     def generate(self, tokens: list[list[int]]) -> GenerationBatch:
         self.fallback_sampler.expect(list(self.uids))
@@ -119,7 +123,7 @@ class BatchBackend:
         self._model = model
         self._config = config
         self._trimmable = all(map(_keeps_all, blank))
-        self._limit = int(config.gpu_memory_utilization * _device_memory())
+        self._limit = int(config.gpu_memory_utilization * device_memory())
         self._weights = self.info.weight_bytes or _weight_bytes(model)
         self.footprint = _measure(model)
         self.kv_budget = self._limit - self._weights
@@ -254,8 +258,10 @@ class BatchBackend:
                 self._forget(uid)
         return events
 
-    def reset(self) -> None:
-        """Begin again with an empty batch."""
+    def reset(self) -> list[str]:
+        """Begin again with an empty batch. A prompt that fails spares the rows in decode, and the other way round."""
+        at_work = set(self._sampler.at_work)
+        spared = [row.request.request_id for uid, row in self._rows.items() if uid not in at_work]
         with contextlib.suppress(Exception):  # it is broken anyway
             self._generator.close()
         self._rows.clear()
@@ -263,6 +269,7 @@ class BatchBackend:
         self._sampler = RowSampler()
         self._generator = self._make_generator(self._sampler)
         mx.clear_cache()
+        return spared if at_work else []
 
     def _adapt_chunk(self) -> None:
         """Size the next prefill chunk from the speed of the last ones."""
@@ -438,16 +445,3 @@ def _vocabulary_size(model: Any, tokenizer: Any) -> int:
         if isinstance(size, int):
             return size
     return len(tokenizer)
-
-
-def _device_memory() -> int:
-    """Bytes that the device may use: what the device says, else the machine's or the container's memory."""
-    info = mx.device_info()
-    for name in ("max_recommended_working_set_size", "total_memory", "memory_size"):
-        size = info.get(name)
-        if isinstance(size, int) and size > 0:
-            return size
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError, ValueError):
-        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
-    return total

@@ -143,9 +143,10 @@ class FakeBackend:
     def reserve(self, kv_bytes: int) -> None:
         """Prefixes take no memory worth the name."""
 
-    def reset(self) -> None:
-        """Drop all requests."""
+    def reset(self) -> list[str]:
+        """Drop all requests; each had its part."""
         self._rows.clear()
+        return []
 
     def _covered(self, tokens: list[int]) -> int:
         covered = max(

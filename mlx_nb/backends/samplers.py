@@ -62,11 +62,14 @@ class RowSampler:
     ----------
     faults : dict of int to BaseException
         Rows whose logits processor or grammar raised; they get some token and must be dropped.
+    at_work : list of int
+        Rows of the model call that began last.
     """
 
     def __init__(self) -> None:
         self.faults: dict[int, BaseException] = {}
         self._rows: dict[int, _Row] = {}
+        self.at_work: list[int] = []
         self._expected: Sequence[int] | None = None
         self._logits: mx.array | None = None
 
@@ -89,6 +92,7 @@ class RowSampler:
     def expect(self, uids: Sequence[int]) -> None:
         """The next call is for these rows, in this order."""
         self._expected = uids
+        self.at_work = list(uids)
 
     def observe(self, logits: mx.array) -> None:
         """See the model's output, shape (rows, length, vocabulary), if it is about to be sampled from."""

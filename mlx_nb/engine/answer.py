@@ -6,6 +6,7 @@ answer is append-only, so every consumer's deltas join to the same final text. W
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -115,6 +116,9 @@ class Answer:
         with self._lock:
             if self.status.is_finished():
                 return False
+            if status in (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR):
+                with contextlib.suppress(Exception):  # what failed may be the detokenizer itself
+                    self._transcript.cut_off()
             self.status, self.error, self.ended = status, error, time.monotonic()
             final, self._final_watchers = self._final_watchers, []
         self._show()

@@ -394,8 +394,11 @@ class EngineCore:
     def _enqueue(
         self, requests: list[Request], on_done: Callable[[RequestOutput], None] | None = None
     ) -> list[Answer]:
-        worker, intake = self._started(), self._open()
-        answers = []
+        worker, intake, interval = self._started(), self._open(), self.config.stream_interval
+        answers = [
+            Answer(request, intake.codec, limit=intake.limit(request), stream_interval=interval)
+            for request in requests
+        ]
         with self._lock:
             for request in requests:
                 known = self._answers.get(request.request_id)
@@ -404,15 +407,7 @@ class EngineCore:
                     raise RequestError(
                         f"request id {request.request_id!r} is in use: read its answer, or choose another"
                     )
-            for request in requests:
-                answer = Answer(
-                    request,
-                    intake.codec,
-                    limit=intake.limit(request),
-                    stream_interval=self.config.stream_interval,
-                )
-                self._answers[request.request_id] = answer
-                answers.append(answer)
+            self._answers |= {answer.request.request_id: answer for answer in answers}
             self._forget_unread()
         for answer in answers:
             if on_done is not None:
@@ -509,6 +504,10 @@ class EngineCore:
         future = self._started().call(lambda backend: backend.warm_up())
         await on_loop(lambda wake: future.add_done_callback(lambda _: wake()))
         future.result()
+
+    def warm_up_now(self) -> None:
+        """`warm_up` for a plain thread."""
+        self._call(lambda backend: backend.warm_up())
 
     def clear_runtime_caches(self) -> dict[str, Any] | None:
         """Empty prefix cache and MLX's buffer pool; the bytes freed. None if the engine isn't running."""

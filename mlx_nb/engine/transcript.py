@@ -64,6 +64,10 @@ class Transcript:
             return "stop" if self._finish() else "length"
         return None
 
+    def cut_off(self) -> None:
+        """Nothing follows: let through what was held back."""
+        self._finish()
+
     def _finish(self) -> bool:
         """Let through what was held back; True if that completes a stop string."""
         pieces = self._splitter.push(self._detokenizer.finish()) + self._splitter.finish()

@@ -12,6 +12,7 @@ import contextlib
 import heapq
 import itertools
 import logging
+import os
 import threading
 import time
 import traceback
@@ -178,7 +179,8 @@ class Worker:
         except BaseException as error:
             if self.state == "running":
                 log.exception("mlx_nb: the engine thread failed")
-            state, failure = "failed", _detached(error)
+            if error is not self._stopping:  # else loading was given up
+                state, failure = "failed", _detached(error)
         self._end(state, failure)
 
     def _become(self, state: str) -> None:
@@ -194,11 +196,17 @@ class Worker:
 
     def _load(self) -> None:
         assert self._factory is not None
-        self.backend = self._factory(self._config, self._on_progress)
+        self.backend = self._factory(self._config, self._progress)
         self._scheduler = Scheduler(
             self._config.scheduler_config, self.backend.footprint, self.backend.kv_budget
         )
         self._read(now=True)
+
+    def _progress(self, progress: LoadProgress) -> None:
+        """Pass it on; or end loading here, a download above all, if nobody wants the model any more."""
+        if self._stopping is not None:
+            raise self._stopping
+        self._on_progress(progress)
 
     def _unload(self) -> None:
         """Let the model go until the next command."""
@@ -279,18 +287,29 @@ class Worker:
         for request in admitted:
             answer = self._live[request.request_id]
             answer.begin()
-            try:
-                backend.insert(request, answer.made)
-            except Exception as error:
-                self._fault(request.request_id, error)
+            for fault in self._insert(backend, answer):
+                self._fault(fault)
 
     def _events(self, backend: Backend) -> list[Event]:
         """What a step brings; a step that fails is the fault of the requests in it, and of no others."""
         try:
             return backend.next()
         except Exception as error:
-            backend.reset()
-            return [Fault(request_id, error) for request_id in self._scheduler.running]
+            spared = set(backend.reset())
+            events: list[Event] = []
+            for request_id in self._scheduler.running:
+                if request_id in spared:
+                    events += self._insert(backend, self._live[request_id])
+                else:
+                    events.append(Fault(request_id, error))
+            return events
+
+    def _insert(self, backend: Backend, answer: Answer) -> list[Fault]:
+        try:
+            backend.insert(answer.request, answer.made)
+        except Exception as error:
+            return [Fault(answer.request.request_id, error)]
+        return []
 
     def _finish(self, backend: Backend, ended: dict[str, tuple[RequestStatus, BaseException | None]]) -> None:
         """Clear up after requests that ended, and only then tell: whoever hears of it finds all in order."""
@@ -308,12 +327,12 @@ class Worker:
         for request_id, (status, error) in ended.items():
             answers[request_id].finish(status, None if error is None else _detached(error))
 
-    def _fault(self, request_id: str, error: BaseException) -> None:
-        self._scheduler.remove(request_id)
-        answer = self._live.pop(request_id, None)
+    def _fault(self, fault: Fault) -> None:
+        self._scheduler.remove(fault.request_id)
+        answer = self._live.pop(fault.request_id, None)
         if answer is not None:
             self.counters.processed += 1
-            answer.finish(RequestStatus.FINISHED_ERROR, _detached(error))
+            answer.finish(RequestStatus.FINISHED_ERROR, _detached(fault.error))
 
     def _admit(self, answer: Answer) -> None:
         if answer.status.is_finished():  # aborted meanwhile, or nothing was asked for
@@ -414,6 +433,20 @@ def _stop_first() -> None:
     """
     atexit.unregister(_stop_all)
     atexit.register(_stop_all)
+
+
+def _forked() -> None:
+    """In a child process: the thread did not come along, and its locks may have been held."""
+    for worker in list(_workers):
+        worker._changed = threading.Condition()
+        worker.failure = worker._stopping = EngineStopped(
+            "this process was forked from the one that runs the engine, which can't follow: use threads, or start "
+            "processes by the 'spawn' method, each with an engine of its own"
+        )
+        worker.state = "failed"
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 @atexit.register
