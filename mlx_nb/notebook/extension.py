@@ -54,23 +54,28 @@ class Extension:
         shell.register_magics(*self._all_magics)
         shell.input_transformer_manager.token_transformers.append(PromptLine)
         shell.input_transformers_post.append(self._awaiting)
-        self._events = {"pre_run_cell": self._cells.begin, "post_run_cell": self._cells.end}
+        self._events = {"pre_run_cell": self._begin, "post_run_cell": self._cells.end}
         for event, callback in self._events.items():
             shell.events.register(event, callback)
         if in_kernel(shell):
             watch_cells(self._cells.outside)
         self._accessor = OnImport("pandas", _register_accessor)
 
+    def _begin(self, info: Any) -> None:
+        self._cells.begin(info)
+        if in_kernel(self._shell):
+            interrupts_wake()
+
     async def awaited(self, name: str, *arguments: str) -> Any:
         """Await a magic; what `AwaitMagics` writes into cells."""
-        with interrupts_wake():
-            try:
-                return await self._coroutines[name](*arguments)
-            except KeyboardInterrupt:  # it stands for a cancellation, which has had its effect
-                task = asyncio.current_task()
-                if task is not None:
-                    task.uncancel()
-                raise
+        interrupts_wake()  # the cell may be the one that loads the extension
+        try:
+            return await self._coroutines[name](*arguments)
+        except KeyboardInterrupt:  # it stands for a cancellation, which has had its effect
+            task = asyncio.current_task()
+            if task is not None:
+                task.uncancel()
+            raise
 
     def leave(self) -> None:
         """Take everything out of the shell again."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..session.interrupts import ends_the_loop
@@ -27,30 +27,32 @@ def current_cell(shell: Any) -> object:
     return getattr(shell, "execution_count", None)
 
 
-@contextlib.contextmanager
-def interrupts_wake() -> Iterator[None]:
-    """While a cell awaits, have an interrupt cancel it at once.
+def interrupts_wake() -> None:
+    """Until the end of the cell, if it awaits, have an interrupt cancel it at once.
 
     ipykernel's handler queues a callback that cancels the cell but doesn't wake the loop, which may sleep for
-    seconds before it looks. Signals reach the main thread only, so there is nothing to do in a subshell.
+    seconds before it looks. Signals reach the main thread only, so there is nothing to do in a subshell. At the
+    cell's end ipykernel puts back what was there before it.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield
+    handle = signal.getsignal(signal.SIGINT)
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or not callable(handle)
+        or handle is signal.default_int_handler  # the cell awaits nothing
+        or isinstance(handle, _Waking)
+    ):
         return
-    handle = before
-    loop = asyncio.get_running_loop()
+    with contextlib.suppress(RuntimeError):  # no loop runs
+        signal.signal(signal.SIGINT, _Waking(handle, asyncio.get_running_loop()))
 
-    def handle_and_wake(number: int, frame: Any) -> None:
-        handle(number, frame)
-        loop.call_soon_threadsafe(lambda: None)
 
-    signal.signal(signal.SIGINT, handle_and_wake)
-    try:
-        yield
-    finally:
-        if signal.getsignal(signal.SIGINT) is handle_and_wake:
-            signal.signal(signal.SIGINT, before)
+class _Waking:
+    def __init__(self, handle: Callable[[int, Any], object], loop: asyncio.AbstractEventLoop) -> None:
+        self._handle, self._loop = handle, loop
+
+    def __call__(self, number: int, frame: Any) -> None:
+        self._handle(number, frame)
+        self._loop.call_soon_threadsafe(lambda: None)
 
 
 @contextlib.contextmanager

@@ -36,6 +36,30 @@ def test_an_interrupt_ends_the_cell_at_once_and_the_next_cell_works(kernel: Kern
     assert kernel.ask("engine.get_stats()['active_requests']") == 0
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "engine.generate('abc', SamplingParams(max_tokens=100000))",
+        "frame.mlx.agenerate('{{ text }}', max_tokens=100000)",
+        "asyncio.sleep(20)",
+    ],
+    ids=["generate", "frame", "anything"],
+)
+def test_a_cell_that_awaits_something_is_interrupted_at_once(kernel: KernelSession, call: str) -> None:
+    kernel.run("import asyncio, pandas\nframe = pandas.DataFrame({'text': ['abc']})")
+    cell = kernel.send(f"from mlx_nb import SamplingParams\nprint('begun')\nawait {call}")
+    eventually(lambda: cell.stdout)
+    time.sleep(0.2)
+
+    sent = kernel.interrupt()
+    cell.wait()
+
+    assert cell.done_at - sent < 0.5
+    assert cell.status == "error"
+    assert kernel.ask("engine.get_stats()['active_requests']") == 0
+    assert kernel.run("%mlx_generate -n 3 --raw xyz").texts[0] == "xyz"
+
+
 BESIDE = {
     "line": "get_ipython().run_line_magic('mlx_generate', '-n 100000 --raw abc')",
     "cell": "get_ipython().run_cell_magic('mlx_batch', 'frame -n 100000', '{{ text }}')",
