@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "AsyncEngineCore": ".engine.async_core",
     "CacheMismatchError": ".errors",
+    "Conversation": ".session.conversation",
     "EngineBusy": ".errors",
     "EngineConfig": ".config",
     "EngineCore": ".engine.core",
@@ -33,10 +34,18 @@ _HOMES = {
     "TemplateError": ".errors",
     "TokenLogprob": ".outputs",
     "UnknownModelError": ".errors",
+    "achat": ".session.api",
+    "agenerate": ".session.api",
     "agenerate_frame": ".frames.generate",
+    "chat": ".session.api",
+    "conversation": ".session.conversation",
+    "count_tokens": ".session.api",
     "current_engine": ".session.session",
+    "generate": ".session.api",
     "generate_frame": ".frames.generate",
     "load_ipython_extension": ".notebook.extension",
+    "start": ".session.api",
+    "stop": ".session.api",
     "unload_ipython_extension": ".notebook.extension",
 }
 
@@ -69,6 +78,15 @@ if TYPE_CHECKING:
     from .outputs import TokenLogprob as TokenLogprob
     from .request import RequestStatus as RequestStatus
     from .sampling import SamplingParams as SamplingParams
+    from .session.api import achat as achat
+    from .session.api import agenerate as agenerate
+    from .session.api import chat as chat
+    from .session.api import count_tokens as count_tokens
+    from .session.api import generate as generate
+    from .session.api import start as start
+    from .session.api import stop as stop
+    from .session.conversation import Conversation as Conversation
+    from .session.conversation import conversation as conversation
     from .session.session import current_engine as current_engine
 
 

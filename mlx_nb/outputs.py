@@ -74,9 +74,10 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class GenerationOutput:
-    """An answer, whole or so far, as SimpleEngine and the notebook give it.
+    """An answer, whole or so far, as SimpleEngine and the notebook give it. Printed and displayed it is its text.
 
-    `timings` holds seconds: ``queue_s``, ``ttft_s`` (time to first token) and ``total_s``.
+    `timings` holds seconds: ``queue_s``, ``ttft_s`` (time to first token) and ``total_s``. `turns_left_out` counts
+    the oldest turns of a conversation that the context had no room for.
     """
 
     text: str
@@ -94,6 +95,16 @@ class GenerationOutput:
     cached_tokens: int = 0
     logprobs: list[TokenLogprob] | None = None
     timings: dict[str, float] = field(default_factory=dict)
+    turns_left_out: int = 0
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002 - IPython gives it
+        printer.text(self.text or repr(self))
+
+    def _repr_markdown_(self) -> str | None:
+        return self.text or None
 
 
 @dataclass(frozen=True, slots=True)

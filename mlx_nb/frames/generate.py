@@ -10,9 +10,8 @@ import pandas as pd
 from ..engine.core import EngineCore
 from ..errors import RequestError
 from ..sampling import SamplingParams
-from ..session.interrupts import ends_the_loop
+from ..session.interrupts import ends_the_loop, interruptible
 from ..session.session import default_session, prompt_for
-from .interrupt import interruptible
 from .job import Ask, Job
 from .results import GenerationCancelled, GenerationInterrupted, Results
 from .rows import Rows

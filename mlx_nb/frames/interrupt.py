@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from ..session.interrupts import ends_the_loop
+from ..session.interrupts import on_sigint
 
-__all__ = ["interruptible", "on_interrupt"]
-
-Handler = Callable[[int, FrameType | None], object]
+__all__ = ["on_interrupt"]
 
 
 @contextlib.contextmanager
@@ -28,38 +24,5 @@ def on_interrupt(note: Callable[[], None]) -> Iterator[None]:
         noted = True
         note()
 
-    with _sigint(handle):
+    with on_sigint(handle):
         yield
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Have SIGINT raise KeyboardInterrupt, or CancelledError where that would end a kernel's loop.
-
-    In a cell that awaits, a kernel's own handler would only cancel the cell's task, which can't run while a call
-    blocks.
-    """
-    try:
-        with _sigint(signal.default_int_handler):
-            yield
-    except KeyboardInterrupt:
-        if ends_the_loop():
-            raise asyncio.CancelledError from None
-        raise
-
-
-@contextlib.contextmanager
-def _sigint(handler: Handler) -> Iterator[None]:
-    # Only the main thread gets signals. A process told to ignore them, or whose handler Python can't put back
-    # (None), is left as it is.
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) in (
-        signal.SIG_IGN,
-        None,
-    ):
-        yield
-        return
-    previous = signal.signal(signal.SIGINT, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)

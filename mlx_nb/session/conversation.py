@@ -1,0 +1,222 @@
+"""Conversations: questions and answers so far, what of them fits into a model's context, and their files.
+
+A conversation belongs to no engine: each turn may be asked of another one. It refuses nothing for its length; what
+the context can't hold is left out of the prompt, oldest turns first, and stays in the conversation.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..engine.core import EngineCore
+from ..errors import MlxNbError
+from ..prompts.chat import Message, chat_tokens, shared_tokens
+
+__all__ = ["Conversation", "Fitted", "Turn", "conversation"]
+
+FORMAT = "mlx_nb conversation"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A question and its answer."""
+
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A conversation with its next question, as tokens that leave room for the answer.
+
+    Attributes
+    ----------
+    tokens : list of int
+    prefix_boundary : int
+        Tokens that come before the question.
+    left_out : int
+        Oldest turns that the context has no room for.
+    """
+
+    tokens: list[int]
+    prefix_boundary: int
+    left_out: int
+
+
+class Conversation:
+    """Turns with one model or several.
+
+    Parameters
+    ----------
+    system : str, optional
+        What the model is told before the first turn; it is never left out.
+    turns : iterable of Turn, optional
+
+    Attributes
+    ----------
+    left_out : int
+        Oldest turns that the last prompt had no room for.
+    """
+
+    def __init__(self, system: str | None = None, turns: Iterable[Turn] = ()) -> None:
+        self.system = system
+        self.left_out = 0
+        self._turns = list(turns)
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """All turns, oldest first."""
+        return tuple(self._turns)
+
+    @property
+    def messages(self) -> list[Message]:
+        """All of it as messages, the system message first."""
+        return self._messages(self._turns)
+
+    def fit(
+        self, engine: EngineCore, question: str, *, max_tokens: int, thinking: bool | None = None
+    ) -> Fitted:
+        """The prompt for the next question: the newest turns that fit.
+
+        The answer gets room for `max_tokens`, but half of the context at most. When turns have to go, a quarter of
+        what is left goes free with them: the next prompts then begin alike, and the prefix cache serves them.
+
+        Raises
+        ------
+        RequestError
+            When the model's chat template refuses the messages.
+        """
+
+        def messages(left_out: int) -> list[Message]:
+            return [
+                *self._messages(self._turns[left_out:]),
+                {"role": "user", "content": question},
+            ]
+
+        def tokens(left_out: int) -> list[int]:
+            return chat_tokens(engine.codec, messages(left_out), thinking=thinking)
+
+        left_out, context = min(self.left_out, len(self._turns)), engine.max_context
+        fitted = tokens(left_out)
+        if context is not None:
+            room = context - min(max_tokens, context // 2)
+            if len(fitted) > room:
+                fewer = range(left_out, len(self._turns))
+                roomy = bisect.bisect_left(fewer, True, key=lambda k: len(tokens(k)) <= room * 3 // 4)
+                left_out += roomy
+                fitted = tokens(left_out)
+        self.left_out = left_out
+        boundary = shared_tokens(engine.codec, messages(left_out), fitted, thinking=thinking)
+        return Fitted(fitted, boundary, left_out)
+
+    def add(self, question: str, answer: str) -> None:
+        """Append a turn."""
+        self._turns.append(Turn(question, answer))
+
+    def undo(self) -> Turn:
+        """Take the last turn back; MlxNbError if there is none."""
+        if not self._turns:
+            raise MlxNbError("the conversation has no turn to undo")
+        self.left_out = 0
+        return self._turns.pop()
+
+    def reset(self) -> None:
+        """Forget all turns; the system message stays."""
+        self._turns.clear()
+        self.left_out = 0
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON, at once or not at all. MlxNbError if that can't be done."""
+        saved = {"format": FORMAT, "version": VERSION, "messages": self.messages}
+        path = Path(path).expanduser()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(path, json.dumps(saved, indent=1, ensure_ascii=False) + "\n")
+        except OSError as error:
+            raise MlxNbError(f"can't save the conversation to {path}: {error.strerror or error}") from error
+
+    @classmethod
+    def load(cls, path: str | Path) -> Conversation:
+        """The conversation in a file that `save` wrote; MlxNbError for any other file."""
+        path = Path(path).expanduser()
+        try:
+            saved = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise MlxNbError(f"can't read {path}: {error.strerror or error}") from error
+        except (ValueError, RecursionError) as error:
+            raise MlxNbError(f"{path} is damaged ({error}): save the conversation again") from error
+        if not isinstance(saved, dict) or saved.get("format") != FORMAT:
+            raise MlxNbError(f"{path} holds no conversation: give a file that a conversation was saved to")
+        if saved.get("version") != VERSION:
+            raise MlxNbError(
+                f"{path} has version {saved.get('version')!r} of the format and this mlx_nb reads {VERSION}: "
+                "update mlx_nb"
+            )
+        try:
+            return cls(*_read(saved["messages"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise MlxNbError(f"{path} is damaged ({_what(error)}): save the conversation again") from error
+
+    def _messages(self, turns: Iterable[Turn]) -> list[Message]:
+        messages: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+        for turn in turns:
+            messages.append({"role": "user", "content": turn.question})
+            messages.append({"role": "assistant", "content": turn.answer})
+        return messages
+
+    def __repr__(self) -> str:
+        count = len(self._turns)
+        return f"<Conversation of {'1 turn' if count == 1 else f'{count} turns'}>"
+
+    def __str__(self) -> str:
+        """All of it, to read."""
+        return "\n\n".join(f"{message['role']}: {message['content']}" for message in self.messages)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002 - IPython gives it
+        printer.text(str(self) or repr(self))
+
+    def _repr_markdown_(self) -> str:
+        return "\n\n".join(f"**{m['role']}**\n\n{m['content']}" for m in self.messages) or "*no turns yet*"
+
+
+_named: dict[str, Conversation] = {}
+
+
+def conversation(name: str = "default") -> Conversation:
+    """The conversation of this name, which magics and `chat` share; a new one if there is none yet."""
+    return _named.setdefault(name, Conversation())
+
+
+def _read(messages: Any) -> tuple[str | None, list[Turn]]:
+    """System message and turns; ValueError for messages that are no conversation of ours."""
+    texts = [(str(message["role"]), message["content"]) for message in messages]
+    if not all(isinstance(text, str) for _, text in texts):
+        raise ValueError("a message is no text")
+    system = texts.pop(0)[1] if texts and texts[0][0] == "system" else None
+    if [role for role, _ in texts] != ["user", "assistant"] * (len(texts) // 2):
+        raise ValueError("questions and answers don't alternate")
+    words = [text for _, text in texts]
+    return system, [Turn(*pair) for pair in zip(words[::2], words[1::2], strict=True)]
+
+
+def _what(error: Exception) -> str:
+    return f"{error} is missing" if isinstance(error, KeyError) else str(error)
+
+
+def _write(path: Path, text: str) -> None:
+    handle, draft = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(draft).replace(path)
+    except BaseException:
+        Path(draft).unlink()
+        raise
