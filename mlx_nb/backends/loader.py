@@ -7,6 +7,7 @@ line. It refuses to fetch anything: paths only.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib.metadata
 import json
@@ -155,9 +156,15 @@ def evaluate(model: nn.Module) -> None:
 
 
 def leave_thread() -> None:
-    """Take this thread's streams from MLX, or the process may crash at exit. A thread's last act."""
+    """Take this thread's streams from MLX, or the process may crash at exit. A thread's last act.
+
+    What MLX has freed by then goes back to the system.
+    """
     if (mx := sys.modules.get("mlx.core")) is not None:
         mx.clear_streams()
+        mx.clear_cache()
+        if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+            trim(0)  # glibc keeps the memory of most arrays otherwise: a model's worth
 
 
 def half_precision_is_emulated() -> bool:

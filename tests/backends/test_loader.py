@@ -4,6 +4,8 @@ import json
 import logging
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -387,3 +389,37 @@ def test_the_original_error_is_kept_as_the_cause(folder: Path) -> None:
     with pytest.raises(ModelLoadError) as caught:
         loader.load(folder)
     assert isinstance(caught.value.__cause__, ValueError)
+
+
+HOLDS = """
+import os, threading
+import mlx.core as mx
+from mlx_nb.backends.loader import leave_thread
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+def work():
+    for _ in range(3):  # glibc learns from the first round to keep the memory of such arrays
+        arrays = [mx.full((256, 1024), i) for i in range(300)]
+        mx.eval(arrays)
+        kept = arrays[::20]  # what lies between them doesn't go back by itself
+        del arrays
+        mx.clear_cache()
+    before = resident()
+    leave_thread()
+    print(before - resident())
+
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+def test_a_thread_that_leaves_gives_memory_back_to_the_system() -> None:
+    given_back = subprocess.run(
+        [sys.executable, "-c", HOLDS], capture_output=True, text=True, check=True
+    ).stdout
+
+    assert float(given_back) > 100
