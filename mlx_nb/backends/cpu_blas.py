@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["BlasReport", "prepare", "require_backend"]
+__all__ = ["BlasReport", "prepare", "require_backend", "set_threads", "threads"]
 
 logger = logging.getLogger("mlx_nb")
 
@@ -60,6 +60,35 @@ def prepare() -> BlasReport:
     level = logging.WARNING if report.status in {"late", "missing"} else logging.INFO
     logger.log(level, "%s", report.message)
     return report
+
+
+def threads() -> int | None:
+    """Threads that OpenBLAS uses; None where MLX doesn't use OpenBLAS."""
+    library = _openblas()
+    return None if library is None else int(library.openblas_get_num_threads())
+
+
+def set_threads(count: int) -> None:
+    """Have OpenBLAS use so many threads, in this whole process and at once.
+
+    Raises
+    ------
+    ValueError
+        For no positive number, or where MLX doesn't use OpenBLAS.
+    """
+    if count < 1:
+        raise ValueError(f"blas_threads must be at least 1, got {count}")
+    library = _openblas()
+    if library is None:
+        raise ValueError(f"blas_threads is for OpenBLAS, which isn't in use here. {prepare().message}")
+    library.openblas_set_num_threads(count)
+
+
+def _openblas() -> ctypes.CDLL | None:
+    if prepare().status != "loaded":
+        return None
+    library = ctypes.CDLL(None)  # it was loaded for the whole process
+    return library if hasattr(library, "openblas_set_num_threads") else None
 
 
 def require_backend() -> None:

@@ -15,12 +15,13 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..errors import ModelLoadError
 
 __all__ = [
     "Needs",
+    "config_of",
     "device_memory",
     "host_memory",
     "needs",
@@ -81,16 +82,26 @@ def needs(config: Mapping[str, Any], stored: int, *, float32: bool) -> Needs:
 
 def needs_of(folder: Path, *, float32: bool) -> Needs | None:
     """`needs` of a folder in mlx-lm's format, counted from the headers of its weights; None if it has none."""
-    files = sorted(folder.glob("model*.safetensors"))
+    files, config = sorted(folder.glob("model*.safetensors")), config_of(folder)
+    if not files or config is None:
+        return None
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         estimate = needs(config, sum(file.stat().st_size for file in files), float32=float32)
         if float32:
             numbers = sum(_numbers(file, _quantization(config)) for file in files)
             estimate = replace(estimate, weights=4 * numbers)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None  # loading says what is wrong with the folder
-    return estimate if files else None
+    return estimate
+
+
+def config_of(folder: Path) -> dict[str, Any] | None:
+    """A folder's config.json; None if there is none that can be read."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return config if isinstance(config, dict) else None
 
 
 def _numbers(file: Path, quantization: Mapping[str, Any] | None) -> int:
@@ -244,5 +255,5 @@ def _kv_numbers(text: Mapping[str, Any]) -> int:
     return int(2 * layers * (groups if _is_count(groups) else heads) * width)
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0

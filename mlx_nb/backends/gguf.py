@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import mlx.core as mx
     from gguf import GGUFReader, ReaderTensor
 
-__all__ = ["FAMILIES", "convert"]
+__all__ = ["FAMILIES", "convert", "converted_size"]
 
 Array = npt.NDArray[Any]
 
@@ -93,6 +93,18 @@ def convert(
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return out
+
+
+def converted_size(gguf_path: str | Path, *, keep_quantized: bool, dtype: str | None = None) -> int:
+    """About how many bytes `convert` would write, with the same arguments."""
+    file = _File.open(Path(gguf_path))
+    width = 4 if (dtype or file.natural_dtype) == "float32" else 2
+    return sum(
+        int(tensor.n_bytes)
+        if keep_quantized and tensor.tensor_type.name in _KEPT_BITS
+        else int(tensor.n_elements) * width
+        for tensor in file.tensors.values()
+    )
 
 
 def _publish(work: Path, out: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..config import EngineConfig
 from ..outputs import LoadProgress
-from . import sources
+from . import fit, sources
 from .base import Backend, ModelInfo
 
 __all__ = ["Pretrained"]
@@ -40,7 +40,11 @@ class Pretrained:
         """Fetch, load, and wrap."""
         from . import loader
 
-        path = sources.fetch(self._source, on_progress)
+        share = config.gpu_memory_utilization
+        path = sources.fetch(self._source, on_progress, memory_share=share)
+        needed = fit.needs_of(path, float32=loader.half_precision_is_emulated())
+        if needed is not None:
+            fit.require_memory(self.name, needed, share)
         loaded = loader.load(
             path,
             adapter_path=self._adapter_path,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import errno
 import fcntl
+import fnmatch
 import io
 import json
 import os
@@ -24,16 +25,27 @@ from typing import Any, Literal
 
 import platformdirs
 
-from ..errors import ModelLoadError, UnknownModelError
+from ..errors import MlxNbError, ModelLoadError, UnknownModelError
 from ..outputs import LoadProgress
+from . import fit
 
-__all__ = ["DEMO", "ModelSource", "aliases", "cache_folder", "fetch", "resolve", "set_alias"]
+__all__ = [
+    "BUILT_IN",
+    "DEMO",
+    "ModelSource",
+    "aliases",
+    "cache_folder",
+    "fetch",
+    "is_complete",
+    "resolve",
+    "set_alias",
+]
 
 DEMO = "demo"
 OnProgress = Callable[[LoadProgress], None]
 
 _DEMO_REPOS = ("HuggingFaceTB/SmolLM2-135M-Instruct", "mlx-community/SmolLM2-135M-Instruct")
-_ALIASES = {
+BUILT_IN = {
     "gemma3-1b": "mlx-community/gemma-3-1b-it-4bit",
     "llama3.2-1b": "mlx-community/Llama-3.2-1B-Instruct-4bit",
     "llama3.2-3b": "mlx-community/Llama-3.2-3B-Instruct-4bit",
@@ -104,13 +116,15 @@ def resolve(model: str | os.PathLike[str]) -> ModelSource:
     raise UnknownModelError(f"Unknown model {text!r}: {hint}")
 
 
-def fetch(source: ModelSource, on_progress: OnProgress | None = None) -> Path:
+def fetch(source: ModelSource, on_progress: OnProgress | None = None, *, memory_share: float = 0.9) -> Path:
     """Return the local folder of a model, in mlx-lm's format; fetches and converts what isn't cached.
 
     Parameters
     ----------
     on_progress
-        Called from this thread and, while the Hub downloads, from its threads.
+        Called from this thread and, while the Hub downloads, from its threads. What it raises ends the fetch.
+    memory_share : float
+        Share of the device's memory that the model may take: a larger one isn't fetched.
 
     Raises
     ------
@@ -120,11 +134,11 @@ def fetch(source: ModelSource, on_progress: OnProgress | None = None) -> Path:
     report = on_progress or (lambda _: None)
     try:
         if source.kind == "hub":
-            return _cached_snapshot(source.value) or _download_snapshot(source.value, report)
+            return _cached_snapshot(source.value) or _download_snapshot(source.value, report, memory_share)
         if source.kind == "gguf":
-            return _converted(Path(source.value), report)
+            return _converted(Path(source.value), report, memory_share)
         if source.kind == "demo":
-            return _demo(report)
+            return _demo(report, memory_share)
     except OSError as error:
         reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or error
         raise ModelLoadError(
@@ -135,7 +149,7 @@ def fetch(source: ModelSource, on_progress: OnProgress | None = None) -> Path:
 
 def aliases() -> dict[str, str]:
     """Short names and what they stand for: the built-in ones, and over them the user's."""
-    return dict(sorted((_ALIASES | _user_aliases()).items()))
+    return dict(sorted((BUILT_IN | _user_aliases()).items()))
 
 
 def set_alias(name: str, model: str | os.PathLike[str] | None) -> None:
@@ -192,10 +206,11 @@ def _cached_snapshot(repo: str) -> Path | None:
         folder = Path(snapshot_download(repo, allow_patterns=_HUB_FILES, local_files_only=True))
     except LocalEntryNotFoundError:
         return None
-    return folder if _complete(folder) else None
+    return folder if is_complete(folder) else None
 
 
-def _complete(folder: Path) -> bool:
+def is_complete(folder: Path) -> bool:
+    """Whether a folder has config.json and all of its weights."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
         shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
@@ -205,35 +220,74 @@ def _complete(folder: Path) -> bool:
     return weights and (folder / "config.json").exists()
 
 
-def _download_snapshot(repo: str, report: OnProgress) -> Path:
+def _download_snapshot(repo: str, report: OnProgress, memory_share: float) -> Path:
     from huggingface_hub import errors, snapshot_download
 
     report(LoadProgress("download", f"Asking the Hub for {repo}"))
     try:
+        _check_room(repo, memory_share)
         bar = _bar_class(repo, report)
         folder = Path(snapshot_download(repo, allow_patterns=_HUB_FILES, tqdm_class=bar))
     except errors.GatedRepoError as error:
-        problem = f"{repo} is gated: accept its terms on its Hub page, then run `hf auth login`."
+        page = f"https://huggingface.co/{repo}"
+        problem = f"{repo} is gated: accept its terms at {page}, then run `hf auth login` with that account."
         raise ModelLoadError(problem) from error
     except errors.RepositoryNotFoundError as error:
         problem = f"The Hub has no model {repo}: check the spelling (or `hf auth login`, if it is private)."
         raise ModelLoadError(problem) from error
     except errors.LocalEntryNotFoundError as error:
         offline = isinstance(error.__cause__, errors.OfflineModeIsEnabled)
-        why = "HF_HUB_OFFLINE is set" if offline else "the Hub can't be reached, check the network"
+        why = (
+            "HF_HUB_OFFLINE is set: unset it to download"
+            if offline
+            else "the Hub can't be reached, check the network"
+        )
         raise ModelLoadError(f"{repo} isn't in the local cache, and {why}.") from error
     except errors.HfHubHTTPError as error:
+        if error.response is not None and error.response.status_code == 401:
+            problem = "The Hub doesn't take your token: run `hf auth login` again, or unset HF_TOKEN."
+            raise ModelLoadError(problem) from error
         first = (str(error).splitlines() or ["no reason given"])[0]
         raise ModelLoadError(f"The Hub refused {repo}: {first}. Try again later.") from error
-    except OSError:  # the disk, which concerns the caller
+    except (OSError, MlxNbError):  # the disk, which concerns the caller; no room, or told to stop
         raise
     except Exception as error:  # the Hub library has had two HTTP libraries, each with its own errors
-        raise ModelLoadError(f"Downloading {repo} failed ({error}): check the network, try again.") from error
-    if not _complete(folder):
+        problem = (
+            f"Downloading {repo} stopped ({error}): check the network and start again, it goes on from there."
+        )
+        raise ModelLoadError(problem) from error
+    if not is_complete(folder):
         raise ModelLoadError(
             f"{repo} has no config.json with safetensors weights: choose another, or give a .gguf file."
         )
     return folder
+
+
+def _check_room(repo: str, memory_share: float) -> None:
+    """Refuse what neither the disk nor memory has room for, before it is downloaded."""
+    from huggingface_hub import HfApi, constants, hf_hub_download
+    from huggingface_hub.hf_api import RepoFile
+
+    from .loader import half_precision_is_emulated
+
+    try:
+        files = HfApi().list_repo_tree(repo, recursive=True)
+        sizes = {file.path: file.size for file in files if isinstance(file, RepoFile)}
+        config = json.loads(Path(hf_hub_download(repo, "config.json")).read_text(encoding="utf-8"))
+    except Exception:  # the download that follows meets it as well, and says what to do
+        return
+    wanted = {
+        name: size
+        for name, size in sizes.items()
+        if any(fnmatch.fnmatch(name, pattern) for pattern in _HUB_FILES)
+    }
+    weights = sum(size for name, size in wanted.items() if name.endswith(".safetensors"))
+    float32 = half_precision_is_emulated()
+    fit.require_memory(repo, fit.needs(config, weights, float32=float32), memory_share)
+    cache = Path(constants.HF_HUB_CACHE)
+    blobs = cache / f"models--{repo.replace('/', '--')}" / "blobs"
+    present = sum(file.stat().st_size for file in blobs.glob("*"))
+    fit.require_disk(repo, sum(wanted.values()) - present, cache, "HF_HUB_CACHE", float32=float32)
 
 
 def _bar_class(repo: str, report: OnProgress) -> type[Any]:
@@ -265,9 +319,9 @@ def _bar_class(repo: str, report: OnProgress) -> type[Any]:
 # GGUF files and the demo
 
 
-def _converted(file: Path, report: OnProgress) -> Path:
+def _converted(file: Path, report: OnProgress, memory_share: float) -> Path:
     """The conversion of a GGUF file that suits this machine, made once."""
-    from .gguf import convert
+    from .gguf import convert, converted_size
     from .loader import content_key, half_precision_is_emulated
 
     emulated = half_precision_is_emulated()
@@ -277,11 +331,14 @@ def _converted(file: Path, report: OnProgress) -> Path:
         if not (folder / "config.json").exists():
             report(LoadProgress("convert", f"Converting {file.name}", 0.0))
             dtype = "float32" if emulated else None
+            takes = converted_size(file, keep_quantized=not emulated, dtype=dtype)
+            fit.require_memory(file.stem, fit.Needs(takes, 0, 0, policy if emulated else ""), memory_share)
+            fit.require_disk(file.stem, takes, folder, "MLX_NB_CACHE", float32=emulated)
             convert(file, folder, keep_quantized=not emulated, dtype=dtype, progress=report)
     return folder
 
 
-def _demo(report: OnProgress) -> Path:
+def _demo(report: OnProgress, memory_share: float) -> Path:
     for repo in _DEMO_REPOS:
         if folder := _cached_snapshot(repo):
             return folder
@@ -291,7 +348,7 @@ def _demo(report: OnProgress) -> Path:
     with _locked(file, report):
         if not file.exists():
             demo.fetch(file, report)
-    return _converted(file, report)
+    return _converted(file, report, memory_share)
 
 
 @contextmanager

@@ -1,52 +1,32 @@
-"""``%mlx_engine``: one method a subcommand, each with its options."""
+"""``%mlx_engine``: one method a subcommand. Its options stand in `engine_options`, its waiting in `pending`."""
 
 from __future__ import annotations
 
-import asyncio
 import sys
-import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from IPython.core.error import UsageError
 
-from ..config import EngineConfig, SchedulerConfig
+from ..errors import EngineNotStarted
 from ..session.session import START_HINT, NamedEngine, Session
-from .arguments import Option, Options, did_you_mean, variable
-from .kernel import in_kernel, interrupts_raise
-from .stream import interrupted, one_line_errors
-from .views import StatusLine, place
+from .arguments import did_you_mean
+from .engine_options import CACHE_ACTIONS, COMMANDS, engine_config, help_text
+from .kernel import in_kernel
+from .pending import Loading, Pending, Work, starting
+from .stream import one_line_errors
+from .views import place
 
 __all__ = ["COMMANDS", "EngineCommands"]
 
-PROGRESS_S = 0.1
-
-COMMANDS = {
-    "start": Options(
-        "%mlx_engine start MODEL [options]    load a model: demo, a Hub id, a folder, a .gguf file or an alias",
-        Option("--name", "what to call the engine; several can run side by side", "NAME"),
-        Option("--max-num-seqs", "most requests that run at once", "N", int),
-        Option("--max-num-batched-tokens", "prompt tokens read at once", "N", int),
-        Option("--no-prefix-cache", "keep nothing of finished requests"),
-        Option("--policy", "order of requests: fcfs or priority", "NAME"),
-        Option("--adapter", "folder of a LoRA adapter", "FOLDER"),
-        Option("--trust-remote-code", "run code that comes with the model"),
-    ),
-    "status": Options("%mlx_engine status [NAME]            how the engine is doing"),
-    "stop": Options("%mlx_engine stop [NAME]              stop it and free its memory"),
-    "list": Options("%mlx_engine list                     all engines; * marks the current one"),
-    "stats": Options(
-        "%mlx_engine stats [NAME] [-o VAR]    statistics, as a dict",
-        Option("-o --out", "put them into this variable", "NAME", variable),
-    ),
-    "monitor": Options("%mlx_engine monitor [NAME]           a live view, with buttons to abort"),
-    "help": Options("%mlx_engine help                     this text"),
-}
-
 
 class EngineCommands:
-    """The subcommands, for one shell and one session."""
+    """The subcommands, for one shell and one session.
+
+    A method takes the words and the options of its subcommand. It returns the magic's value, or something
+    `Pending` that will have it.
+    """
 
     def __init__(self, shell: Any, session: Session) -> None:
         self._shell, self._session = shell, session
@@ -55,100 +35,106 @@ class EngineCommands:
     def run(self, line: str) -> Any:
         """Carry out a line, blocking."""
         with one_line_errors():
-            command, given, words = _parse(line)
-            if command == "start":
-                loading = self._start(words, **given)
-                return loading.wait() if loading else None
-            if command == "stop":
-                stopping = self._stop(words)
-                if stopping is not None:
-                    with interrupts_raise():
-                        stopping.core.stop_now()
-                    self._stopped(stopping)
-                return None
-            return self._look(command, words, given)
+            outcome = self._begin(line)
+            return outcome.wait() if isinstance(outcome, Pending) else outcome
 
     async def run_awaited(self, line: str) -> Any:
         """Carry out a line, awaiting what takes time."""
         with one_line_errors():
-            command, given, words = _parse(line)
-            if command == "start":
-                loading = self._start(words, **given)
-                return await loading.wait_awaited() if loading else None
-            if command == "stop":
-                stopping = self._stop(words)
-                if stopping is not None:
-                    await stopping.core.stop()
-                    self._stopped(stopping)
-                return None
-            return self._look(command, words, given)
+            outcome = self._begin(line)
+            return await outcome.wait_awaited() if isinstance(outcome, Pending) else outcome
 
     def close(self) -> None:
         """Close the monitors that were shown."""
         for monitor in list(self._monitors):
             monitor.close()
 
-    def _look(self, command: str, words: list[str], given: dict[str, Any]) -> Any:
-        looks: dict[str, Callable[..., Any]] = {
-            "status": self._status,
-            "list": self._list,
-            "stats": self._stats,
-            "monitor": self._monitor,
-            "help": self._help,
-        }
-        return looks[command](_at_most_one(words, command), **given)
+    def _begin(self, line: str) -> Any:
+        command, _, rest = line.strip().removesuffix(";").partition(" ")
+        command = command or "status"
+        options = COMMANDS.get(command)
+        if options is None:
+            raise UsageError(f"unknown command %mlx_engine {command}: {did_you_mean(command, COMMANDS)}")
+        given, words = options.with_words(rest)
+        return getattr(self, f"_{command}")(words, **given)
+
+    # -- their life -------------------------------------------------------------------------------------
 
     def _start(
         self,
         words: list[str],
         name: str | None = None,
-        no_prefix_cache: bool = False,
         adapter: str | None = None,
         trust_remote_code: bool = False,
-        **scheduler: Any,
-    ) -> _Loading | None:
+        blas_threads: int | None = None,
+        **settings: Any,
+    ) -> Pending | None:
         model = _at_most_one(words, "start")
         if model is None:
             raise UsageError(
                 "which model? %mlx_engine start demo, or a Hub id, a folder, a .gguf file, an alias"
             )
-        config = EngineConfig(
-            scheduler_config=SchedulerConfig(enable_prefix_cache=not no_prefix_cache, **scheduler)
-        )
         before = self._session.current
         known = self._session.engines.get(name or "default")
         engine = self._session.start(
-            model, name=name, config=config, adapter_path=adapter, trust_remote_code=trust_remote_code
+            model,
+            name=name,
+            config=engine_config(settings),
+            adapter_path=adapter,
+            trust_remote_code=trust_remote_code,
+            blas_threads=blas_threads,
         )
         if engine is known and engine.core.state == "running":
             _say(f"{engine.model} runs already, as {engine.name!r}; to change its options, stop it first")
             return None
-        return _Loading(self._shell, self._session, engine, before)
+        return starting(self._shell, self._session, engine, before)
 
-    def _stop(self, words: list[str]) -> NamedEngine | None:
-        """Take an engine out of the session; the engine if its end is worth waiting for."""
+    def _restart(self, words: list[str]) -> Pending:
+        engine = self._session.find(_at_most_one(words, "restart"))
+        if engine.core.state == "closed":
+            self._session.get(engine.name)  # raises, saying what to do
+        engine.core.stop_soon()
+        engine.core.launch()
+        self._session.use(engine.name)
+        # It stays in the session even if it doesn't load, so that it can be restarted once more.
+        return Loading(self._shell, engine, lambda: _let_go(engine))
+
+    def _stop(self, words: list[str]) -> Pending | None:
         engine = self._session.find(_at_most_one(words, "stop"))
         loading = engine.core.state == "loading"
         self._session.forget(engine.name)
-        if not loading:
-            return engine
-        _say(f"{engine.name!r} is given up; what it loads is discarded when loading returns")
-        return None
+        if loading:
+            _say(f"{engine.name!r} is given up; what it loads is discarded when loading returns")
+            return None
 
-    @staticmethod
-    def _stopped(engine: NamedEngine) -> None:
-        engine.core.close()
-        _say(f"{engine.name!r} ({engine.model}) is stopped")
+        def stopped(_: None) -> None:
+            engine.core.close()
+            _say(f"{engine.name!r} ({engine.model}) is stopped")
 
-    def _status(self, name: str | None) -> None:
+        return Work(engine.core.stop_now, stopped)
+
+    def _use(self, words: list[str]) -> None:
+        name = _at_most_one(words, "use")
+        if name is None:
+            raise UsageError(f"which engine? there is {_listed(self._session.engines)}")
+        _say(_describe(self._session.use(name)))
+
+    def _warm(self, words: list[str]) -> Pending:
+        engine = self._session.get(_at_most_one(words, "warm"))
+        return Work(engine.core.warm_up_now, lambda _: _say(f"{engine.name!r} is warm"))
+
+    # -- looking ----------------------------------------------------------------------------------------
+
+    def _status(self, words: list[str]) -> None:
+        name = _at_most_one(words, "status")
         if name is None and self._session.current is None:
             _say(START_HINT)
         else:
             _say(_describe(self._session.find(name)))
 
-    def _list(self, name: str | None) -> None:
-        if name is not None:
-            raise UsageError(f"%mlx_engine list takes no name; did you mean %mlx_engine status {name}?")
+    def _list(self, words: list[str]) -> None:
+        if words:
+            raise UsageError(f"%mlx_engine list takes no name; did you mean %mlx_engine status {words[0]}?")
         current = self._session.current
         rows = [
             f"{'*' if engine is current else ' '} {_describe(engine)}"
@@ -156,15 +142,17 @@ class EngineCommands:
         ]
         _say("\n".join(rows) or START_HINT)
 
-    def _stats(self, name: str | None, out: str | None = None) -> dict[str, Any] | None:
-        stats = self._session.find(name).core.get_stats()
-        if out is None:
-            return stats
-        self._shell.push({out: stats}, interactive=False)
-        return None
+    def _stats(self, words: list[str], out: str | None = None) -> Any:
+        return self._give(self._session.find(_at_most_one(words, "stats")).core.get_stats(), out)
 
-    def _monitor(self, name: str | None) -> None:
-        engine = self._session.find(name)
+    def _requests(self, words: list[str], out: str | None = None) -> Any:
+        engine = self._session.find(_at_most_one(words, "requests"))
+        from ..frames.requests import requests_frame
+
+        return self._give(requests_frame(engine.core.get_stats()["requests"]), out)
+
+    def _monitor(self, words: list[str]) -> None:
+        engine = self._session.find(_at_most_one(words, "monitor"))
         if not in_kernel(self._shell):
             raise UsageError("the monitor needs a notebook; %mlx_engine status works here")
         from ..widgets import MonitorWidget
@@ -173,96 +161,125 @@ class EngineCommands:
         self._monitors.add(monitor)
         place(monitor)
 
+    # -- requests and caches ----------------------------------------------------------------------------
+
+    def _abort(self, words: list[str], all: bool = False, engine: str | None = None) -> None:  # noqa: A002
+        if all == bool(words):
+            raise UsageError("which request? give its id (%mlx_engine requests shows them), or --all")
+        if all:
+            count = self._session.find(engine).core.abort_all()
+            _say("1 request is aborted" if count == 1 else f"{count} requests are aborted")
+            return
+        engines = [self._session.find(engine)] if engine else list(self._session.engines.values())
+        unknown = [word for word in words if not any(each.core.abort(word) for each in engines)]
+        if unknown:
+            raise UsageError(f"no live request {_listed(unknown)}: %mlx_engine requests shows them")
+        _say(f"{_listed(words)} {'is' if len(words) == 1 else 'are'} aborted")
+
+    def _cache(self, words: list[str], engine: str | None = None, out: str | None = None) -> Any:
+        action, *folders = words or [""]
+        if action not in CACHE_ACTIONS:
+            raise UsageError(f"%mlx_engine cache takes {', '.join(CACHE_ACTIONS)}; got {action!r}")
+        if len(folders) != (action in ("save", "load")):
+            takes = "one folder" if action in ("save", "load") else "no folder"
+            raise UsageError(f"%mlx_engine cache {action} takes {takes}, got {len(folders)}")
+        if out is not None and action != "stats":
+            raise UsageError(f"-o is for %mlx_engine cache stats; {action} has no value")
+        core = self._session.get(engine).core
+        stats = core.get_cache_stats()
+        if stats is None and core.state == "running" and not core.config.scheduler_config.enable_prefix_cache:
+            raise UsageError("this engine keeps no prefix cache: it was started with --no-prefix-cache")
+        match action:
+            case "stats":
+                return self._give(stats, out)
+            case "clear":
+                return Work(core.clear_prefix_cache, lambda _: _say("the prefix cache is empty"))
+            case "save":
+                return Work(lambda: core.save_cache_to_disk(folders[0]), _saved(folders[0]))
+            case _:
+                return Work(lambda: core.load_cache_from_disk(folders[0]), _loaded(folders[0]))
+
+    # -- models and this machine ------------------------------------------------------------------------
+
+    def _models(self, words: list[str]) -> Pending:
+        _none(words, "models")
+        from ..session.models import on_disk
+
+        return Work(on_disk, lambda found: _say(self._table_of(found)))
+
+    def _table_of(self, found: list[Any]) -> str:
+        running: dict[str, list[str]] = {}
+        for engine in self._session.engines.values():
+            running.setdefault(engine.model, []).append(engine.name)
+        rows = []
+        for model in found:
+            names = [name for known in (model.name, *model.aliases) for name in running.pop(known, ())]
+            remarks = [f"running as {_listed(names)}"] if names else []
+            remarks += [] if model.complete else ["download interrupted: start it to go on"]
+            remarks += [f"alias {_listed(model.aliases)}"] if model.aliases else []
+            memory = "" if model.memory is None else f"{_size(model.memory)} in memory"
+            row = (model.name, model.precision, f"{_size(model.size)} on disk", memory, "; ".join(remarks))
+            rows.append(row)
+        rows += [(model, "", "", "", f"running as {_listed(names)}") for model, names in running.items()]
+        return _aligned(rows) or "no models on disk yet: %mlx_engine start demo fetches a small one"
+
     @staticmethod
-    def _help(_name: str | None) -> None:
-        _say("\n".join(options.help() for options in COMMANDS.values()))
+    def _alias(words: list[str], remove: str | None = None) -> None:
+        from ..backends import sources
+
+        if remove is not None:
+            _none(words, "alias --remove NAME")
+            sources.set_alias(remove, None)
+            _say(f"{remove} is no alias of yours any more")
+        elif not words:
+            _say(_aligned([(name, model) for name, model in sources.aliases().items()]))
+        elif len(words) == 2:
+            sources.set_alias(*words)
+            _say(f"{words[0]} now stands for {sources.aliases()[words[0]]}")
+        else:
+            raise UsageError("%mlx_engine alias takes a name and a model: %mlx_engine alias small demo")
+
+    def _doctor(self, words: list[str]) -> Pending:
+        _none(words, "doctor")
+        from ..session.doctor import examine, report
+
+        def say(findings: list[Any]) -> None:
+            _say(report(findings))
+            for engine in self._session.engines.values():
+                if not engine.core.is_running():
+                    try:
+                        self._session.get(engine.name)
+                    except EngineNotStarted as error:
+                        _say(f"✗ {error}")
+
+        return Work(examine, say)
+
+    @staticmethod
+    def _help(words: list[str]) -> None:
+        _say(help_text(_at_most_one(words, "help")))
+
+    def _give(self, value: Any, out: str | None) -> Any:
+        """The value, as the magic's or into a variable."""
+        if out is None:
+            return value
+        self._shell.push({out: value}, interactive=False)
+        return None
 
 
-class _Loading:
-    """An engine whose model loads, watched by a cell.
-
-    If the cell is interrupted, what was loaded is discarded when loading returns; if loading fails, no trace of
-    the engine stays.
-    """
-
-    def __init__(self, shell: Any, session: Session, engine: NamedEngine, before: NamedEngine | None) -> None:
-        self._session, self._engine, self._before = session, engine, before
-        self._line = StatusLine(shell)
-        self._began = time.monotonic()
-
-    def wait(self) -> None:
-        """Block until the model is there."""
-        core = self._engine.core
-        try:
-            with interrupts_raise():
-                while core.state == "loading":
-                    self._show()
-                    _wait_a_moment(core)
-                core.wait_ready()
-        except BaseException as error:
-            self._discard(error)
-        self._done()
-
-    async def wait_awaited(self) -> None:
-        """Await the model."""
-        ready = asyncio.ensure_future(self._engine.core.ready())
-        try:
-            while not ready.done():
-                self._show()
-                await asyncio.wait([ready], timeout=PROGRESS_S)
-            await ready
-        except BaseException as error:
-            ready.cancel()
-            self._discard(error)
-        self._done()
-
-    def _show(self) -> None:
-        progress = self._engine.core.progress
-        about = f": {progress.message}" if progress and progress.message else " …"
-        part = f" ({progress.fraction:.0%})" if progress and progress.fraction is not None else ""
-        self._line.show(f"Loading {self._engine.model}{about}{part}")
-
-    def _discard(self, error: BaseException) -> None:
-        name, model = self._engine.name, self._engine.model
-        if self._session.engines.get(name) is self._engine:
-            self._session.forget(name)
-            if self._before is not None and self._before.name in self._session.engines:
-                self._session.use(self._before.name)
-        if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
-            self._line.show(f"Loading {model} was interrupted")
-            raise interrupted(f"loading {model} was interrupted; no engine was started") from None
-        self._line.show(f"Loading {model} failed")
-        raise error
-
-    def _done(self) -> None:
-        info = self._engine.core.info
-        about = [info.precision, info.backend]
-        if info.context_length:
-            about.append(f"{info.context_length:,} tokens of context")
-        if info.weight_bytes:
-            about.append(f"{info.weight_bytes / 1e6:,.0f} MB")
-        about.append(f"loaded in {time.monotonic() - self._began:.1f} s")
-        name = self._engine.name
-        called = "" if name == "default" else f", called {name!r}"
-        self._line.show(f"{info.name} is ready{called}: {', '.join(filter(None, about))}")
+def _let_go(engine: NamedEngine) -> None:
+    if engine.core.state == "loading":
+        engine.core.stop_soon()
 
 
-def _wait_a_moment(core: Any) -> None:
-    try:
-        core.wait_ready(PROGRESS_S)
-    except TimeoutError:
-        if core.state != "loading":  # the failure itself, not the end of our patience
-            raise
+def _saved(folder: str) -> Callable[[bool], None]:
+    def say(saved: bool) -> None:
+        _say(f"the prefix cache is in {folder}" if saved else "the prefix cache is empty: nothing was saved")
+
+    return say
 
 
-def _parse(line: str) -> tuple[str, dict[str, Any], list[str]]:
-    """The subcommand ("status" if there is none), its options and its words."""
-    command, _, rest = line.strip().removesuffix(";").partition(" ")
-    command = command or "status"
-    options = COMMANDS.get(command)
-    if options is None:
-        raise UsageError(f"unknown command %mlx_engine {command}: {did_you_mean(command, COMMANDS)}")
-    return command, *options.with_words(rest)
+def _loaded(folder: str) -> Callable[[int], None]:
+    return lambda count: _say(f"{count} {'prefix' if count == 1 else 'prefixes'} loaded from {folder}")
 
 
 def _at_most_one(words: list[str], command: str) -> str | None:
@@ -271,17 +288,40 @@ def _at_most_one(words: list[str], command: str) -> str | None:
     return words[0] if words else None
 
 
+def _none(words: list[str], command: str) -> None:
+    if words:
+        raise UsageError(f"%mlx_engine {command} takes nothing more, got {' '.join(words)!r}")
+
+
 def _describe(engine: NamedEngine) -> str:
     core = engine.core
     parts = [engine.name, core.model_name or engine.model, core.state]
     if core.state == "failed":
-        parts.append(str(core.failure))
+        parts.append(f"{core.failure} · %mlx_engine restart {engine.name}")
     if core.state == "running":
         stats = core.get_stats()
         parts.append(f"{stats['num_running']} running, {stats['num_waiting']} waiting")
         parts.append(f"{stats['generation_tps']:.1f} tokens/s")
         parts.append(f"{stats['memory']['active'] / 1e6:,.0f} MB")
     return " · ".join(parts)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"
+
+
+def _size(count: int) -> str:
+    from ..backends.fit import size
+
+    return size(count)
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
 
 
 def _say(text: str) -> None:

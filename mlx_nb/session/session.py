@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..backends import cpu_blas
 from ..config import EngineConfig
 from ..engine.async_core import AsyncEngineCore
 from ..engine.core import EngineCore
 from ..engine.intake import Prompt
-from ..errors import EngineNotStarted, MlxNbError
+from ..errors import EngineNotStarted, EngineStopped, MlxNbError
 from ..outputs import GenerationOutput, LoadProgress, RequestOutput
 from ..prompts.chat import Message, chat_tokens, messages_for, shared_tokens
 from ..sampling import SamplingParams
@@ -82,11 +83,17 @@ class Session:
         config: EngineConfig | None = None,
         adapter_path: str | Path | None = None,
         trust_remote_code: bool = False,
+        blas_threads: int | None = None,
         on_progress: Callable[[LoadProgress], None] | None = None,
     ) -> NamedEngine:
         """Launch an engine, which loads on its own thread, and make it the current one. Returns at once.
 
         An engine of this name that runs the same model is returned as it is; a stopped or failed one is replaced.
+
+        Parameters
+        ----------
+        blas_threads : int, optional
+            Threads of OpenBLAS on a CPU, for this process and so for all its engines.
 
         Raises
         ------
@@ -111,6 +118,8 @@ class Session:
             trust_remote_code=trust_remote_code,
             on_progress=on_progress,
         )
+        if blas_threads is not None:
+            cpu_blas.set_threads(blas_threads)
         if known is not None:
             known.core.close()
         return self.adopt(name, model, handle)
@@ -135,16 +144,13 @@ class Session:
                 known = ", ".join(sorted(self._engines)) or "none"
                 raise EngineNotStarted(f"there is no engine {name!r} (running: {known})")
             engine = found
-        if engine.core.state == "failed":
-            raise EngineNotStarted(
-                f"engine {engine.name!r} failed ({engine.core.failure}): start it again with "
-                f"%mlx_engine start {engine.model}"
-            )
+        if not engine.core.is_running():
+            raise EngineNotStarted(_why_dead(engine))
         return engine
 
     def use(self, name: str) -> NamedEngine:
         """Make an engine the current one."""
-        engine = self.get(name)
+        engine = self.find(name)
         self._current = name
         return engine
 
@@ -173,6 +179,17 @@ class Session:
         for engine in engines:
             engine.core.stop_now(timeout)
             engine.core.close()
+
+
+def _why_dead(engine: NamedEngine) -> str:
+    """Why an engine takes no prompts, and how to have it back."""
+    core = engine.core
+    if isinstance(core.failure, EngineStopped):  # in a forked process
+        return str(core.failure)
+    if core.state == "closed":
+        return f"engine {engine.name!r} is closed: start another with %mlx_engine start {engine.model}"
+    why = f"failed ({core.failure})" if core.state == "failed" else "is stopped"
+    return f"engine {engine.name!r} {why}: start it again with %mlx_engine restart {engine.name}"
 
 
 @functools.cache

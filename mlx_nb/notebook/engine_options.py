@@ -1,0 +1,109 @@
+"""What ``%mlx_engine`` understands: its subcommands, their options, and how those of ``start`` become settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from IPython.core.error import UsageError
+
+from ..config import EngineConfig, SchedulerConfig
+from .arguments import Option, Options, did_you_mean, variable
+
+__all__ = ["CACHE_ACTIONS", "COMMANDS", "POLICIES", "engine_config", "help_text"]
+
+POLICIES = ("fcfs", "priority")
+CACHE_ACTIONS = ("save", "load", "clear", "stats")
+
+_OUT = Option("-o --out", "put it into this variable", "NAME", variable)
+_ENGINE = Option("-e --engine", "which engine, if not the current one", "NAME")
+
+_SCHEDULER = (
+    Option("--max-num-seqs", "most requests that run at once", "N", int),
+    Option("--max-num-batched-tokens", "prompt tokens read at once", "N", int),
+    Option("--prefill-batch-size", "prompts read together", "N", int),
+    Option("--completion-batch-size", "most answers written together", "N", int),
+    Option("--prefill-step-size", "most tokens of a prompt read in one step", "N", int),
+    Option("--policy", "order of requests: fcfs or priority", "NAME"),
+    Option("--cache-memory-mb", "most memory of the prefix cache, in MiB", "MB", float),
+    Option("--cache-memory-percent", "or as a share (0 to 1) of what the engine may use", "P", float),
+)
+_ENGINE_FIELDS = (
+    Option("--stream-interval", "tokens from one streamed piece to the next", "N", int),
+    Option("--step-interval", "least seconds between two of them", "S", float),
+    Option("--gpu-memory-utilization", "share (0 to 1) of memory that the engine may use", "P", float),
+)
+
+COMMANDS = {
+    "start": Options(
+        "%mlx_engine start MODEL [options]    load a model: demo, a Hub id, a folder, a .gguf file or an alias",
+        Option("--name", "what to call the engine; several can run side by side", "NAME"),
+        Option("--adapter", "folder of a LoRA adapter", "FOLDER"),
+        Option("--trust-remote-code", "run code that comes with the model"),
+        *_SCHEDULER,
+        Option("--no-prefix-cache", "keep nothing of finished requests"),
+        Option("--kv-bits", "quantise stored prefixes to 2, 3, 4, 6 or 8 bits (lossy)", "N", int),
+        Option("--kv-group-size", "with groups of 32, 64 or 128", "N", int),
+        *_ENGINE_FIELDS,
+        Option("--idle-unload", "seconds without a request until the model leaves memory", "S", float),
+        Option("--blas-threads", "threads of OpenBLAS on a CPU, for all engines", "N", int),
+    ),
+    "use": Options("%mlx_engine use NAME                 make it the current engine"),
+    "stop": Options("%mlx_engine stop [NAME]              stop it and free its memory"),
+    "restart": Options("%mlx_engine restart [NAME]           stop it and start it again as it was"),
+    "list": Options("%mlx_engine list                     all engines; * marks the current one"),
+    "status": Options("%mlx_engine status [NAME]            how the engine is doing"),
+    "stats": Options("%mlx_engine stats [NAME] [-o VAR]    statistics, as a dict", _OUT),
+    "requests": Options("%mlx_engine requests [NAME] [-o VAR] live requests, as a DataFrame", _OUT),
+    "abort": Options(
+        "%mlx_engine abort ID … | --all       end requests, which keep the text they have",
+        Option("--all", "all requests of the engine"),
+        _ENGINE,
+    ),
+    "cache": Options(
+        "%mlx_engine cache save|load FOLDER   keep stored prefixes in a folder, and take them from there\n"
+        "%mlx_engine cache clear|stats        forget them; look at them, as a dict",
+        _ENGINE,
+        _OUT,
+    ),
+    "warm": Options("%mlx_engine warm [NAME]              compile what the first requests need"),
+    "monitor": Options("%mlx_engine monitor [NAME]           a live view, with buttons to abort"),
+    "models": Options("%mlx_engine models                   what is on disk, and what runs"),
+    "alias": Options(
+        "%mlx_engine alias [NAME MODEL]       give a model a short name; without, show all",
+        Option("--remove", "take a name of yours away", "NAME"),
+    ),
+    "doctor": Options("%mlx_engine doctor                   what this installation lacks, and how to get it"),
+    "help": Options("%mlx_engine help [COMMAND]           this text"),
+}
+
+
+def engine_config(given: dict[str, Any]) -> EngineConfig:
+    """Settings from the options of ``start``, which are taken out of `given`."""
+    scheduler: dict[str, Any] = {
+        "enable_prefix_cache": not given.pop("no_prefix_cache", False),
+        **_taken(given, _SCHEDULER),
+    }
+    bits, group = given.pop("kv_bits", None), given.pop("kv_group_size", None)
+    if bits is not None:
+        scheduler |= {"kv_cache_quantization": True, "kv_cache_quantization_bits": bits}
+    if group is not None:
+        if bits is None:
+            raise UsageError("--kv-group-size goes with --kv-bits")
+        scheduler["kv_cache_quantization_group_size"] = group
+    engine = _taken(given, _ENGINE_FIELDS)
+    if "idle_unload" in given:
+        engine["idle_unload_s"] = given.pop("idle_unload")
+    return EngineConfig(scheduler_config=SchedulerConfig(**scheduler), **engine)
+
+
+def help_text(command: str | None = None) -> str:
+    """Of one subcommand, or of all."""
+    if command is None:
+        return "\n".join(options.help() for options in COMMANDS.values())
+    if command not in COMMANDS:
+        raise UsageError(f"unknown command %mlx_engine {command}: {did_you_mean(command, COMMANDS)}")
+    return COMMANDS[command].help()
+
+
+def _taken(given: dict[str, Any], options: tuple[Option, ...]) -> dict[str, Any]:
+    return {option.name: given.pop(option.name) for option in options if option.name in given}

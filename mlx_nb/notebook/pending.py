@@ -1,0 +1,147 @@
+"""What a subcommand of ``%mlx_engine`` waits for: blocking, or awaited by the cell. An interrupt ends it at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ..engine.core import EngineCore
+from ..session.session import NamedEngine, Session
+from .kernel import interrupts_raise
+from .stream import interrupted
+from .views import StatusLine
+
+__all__ = ["Loading", "Pending", "Work", "starting"]
+
+PROGRESS_S = 0.1
+
+T = TypeVar("T")
+
+
+class Pending(ABC):
+    """Something to wait for."""
+
+    @abstractmethod
+    def wait(self) -> Any:
+        """Block; the magic's value."""
+
+    @abstractmethod
+    async def wait_awaited(self) -> Any:
+        """Await it; the magic's value."""
+
+
+class Work(Pending):
+    """A function that blocks for a while.
+
+    Parameters
+    ----------
+    function : callable
+        Called in this thread, or in another while the cell awaits.
+    then : callable
+        Gets its result; what it returns is the magic's value.
+    """
+
+    def __init__(self, function: Callable[[], T], then: Callable[[T], Any]) -> None:
+        self._function: Callable[[], Any] = function
+        self._then: Callable[[Any], Any] = then
+
+    def wait(self) -> Any:
+        """Block."""
+        with interrupts_raise():
+            result = self._function()
+        return self._then(result)
+
+    async def wait_awaited(self) -> Any:
+        """Await it."""
+        return self._then(await asyncio.to_thread(self._function))
+
+
+class Loading(Pending):
+    """An engine whose model loads, watched by a cell.
+
+    Parameters
+    ----------
+    give_up : callable
+        Called if the cell is interrupted or loading fails; what loads is discarded when it returns.
+    """
+
+    def __init__(self, shell: Any, engine: NamedEngine, give_up: Callable[[], None]) -> None:
+        self._engine, self._give_up = engine, give_up
+        self._line = StatusLine(shell)
+        self._began = time.monotonic()
+
+    def wait(self) -> None:
+        """Block until the model is there."""
+        core = self._engine.core
+        try:
+            with interrupts_raise():
+                while core.state == "loading":
+                    self._show()
+                    _wait_a_moment(core)
+                core.wait_ready()
+        except BaseException as error:
+            self._ended(error)
+        self._done()
+
+    async def wait_awaited(self) -> None:
+        """Await the model."""
+        ready = asyncio.ensure_future(self._engine.core.ready())
+        try:
+            while not ready.done():
+                self._show()
+                await asyncio.wait([ready], timeout=PROGRESS_S)
+            await ready
+        except BaseException as error:
+            ready.cancel()
+            self._ended(error)
+        self._done()
+
+    def _show(self) -> None:
+        progress = self._engine.core.progress
+        about = f": {progress.message}" if progress and progress.message else " …"
+        part = f" ({progress.fraction:.0%})" if progress and progress.fraction is not None else ""
+        self._line.show(f"Loading {self._engine.model}{about}{part}")
+
+    def _ended(self, error: BaseException) -> None:
+        model = self._engine.model
+        self._give_up()
+        if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
+            self._line.show(f"Loading {model} was interrupted")
+            raise interrupted(f"loading {model} was interrupted; no engine was started") from None
+        self._line.show(f"Loading {model} failed")
+        raise error
+
+    def _done(self) -> None:
+        info = self._engine.core.info
+        about = [info.precision, info.backend]
+        if info.context_length:
+            about.append(f"{info.context_length:,} tokens of context")
+        if info.weight_bytes:
+            about.append(f"{info.weight_bytes / 1e6:,.0f} MB")
+        about.append(f"loaded in {time.monotonic() - self._began:.1f} s")
+        name = self._engine.name
+        called = "" if name == "default" else f", called {name!r}"
+        self._line.show(f"{info.name} is ready{called}: {', '.join(filter(None, about))}")
+
+
+def starting(shell: Any, session: Session, engine: NamedEngine, before: NamedEngine | None) -> Loading:
+    """Loading after which, if it fails, no trace of the engine stays and `before` is the current one again."""
+
+    def give_up() -> None:
+        if session.engines.get(engine.name) is engine:
+            session.forget(engine.name)
+            if before is not None and before.name in session.engines:
+                session.use(before.name)
+
+    return Loading(shell, engine, give_up)
+
+
+def _wait_a_moment(core: EngineCore) -> None:
+    try:
+        core.wait_ready(PROGRESS_S)
+    except TimeoutError:
+        if core.state != "loading":  # the failure itself, not the end of our patience
+            raise
