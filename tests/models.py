@@ -10,19 +10,24 @@ import math
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-FAMILIES = ("llama", "llama3", "qwen3", "qwen3_5", "gemma3", "gpt_oss", "mamba2")
+FAMILIES = (
+    "llama", "llama3", "yarn", "qwen3", "qwen3_moe", "qwen3_5", "gemma3", "gpt_oss", "mamba2", "falcon_h1",
+    "nemotron_h", "deepseek_v3",
+)  # fmt: skip
+Kind = Literal["plain", "thinks", "begins"]
 WINDOW = 16
 """Sliding window of the families that have one."""
 
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _EOS = "<|im_end|>"
+_MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 _CORPUS = (
     "A tiny tokenizer learns from a tiny corpus of words and numbers.",
     "def double(number):\n    return 2 * number\n",
@@ -33,11 +38,30 @@ _CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+_THINKING_TEMPLATE = (
+    '{% if tools %}<|im_start|>system\nCall as <tool_call>{"name": …, "arguments": …}</tool_call>'
+    "{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{% for tool_call in message.tool_calls or [] %}<tool_call>"
+    "{{ {'name': tool_call.name, 'arguments': tool_call.arguments} | tojson }}</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
 _GAIN = 1.5  # smaller, and greedy answers settle on one token
 
 
-def make_tokenizer() -> Tokenizer:
-    """Byte-level BPE, so that any text has tokens and characters may span several."""
+_FALCON_MULTIPLIERS = (
+    "attention_in_multiplier", "attention_out_multiplier", "embedding_multiplier", "key_multiplier",
+    "lm_head_multiplier", "ssm_in_multiplier", "ssm_out_multiplier",
+)  # fmt: skip
+
+
+def make_tokenizer(kind: Kind = "plain") -> Tokenizer:
+    """Byte-level BPE, so that any text has tokens and characters may span several.
+
+    "thinks" has markers of reasoning and tool calls; "begins" puts a BOS before every text.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -48,13 +72,18 @@ def make_tokenizer() -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_CORPUS * 20, trainer)
+    if kind == "thinks":
+        tokenizer.add_tokens(list(_MARKERS))
+    if kind == "begins":
+        bos = (_SPECIAL[0], tokenizer.token_to_id(_SPECIAL[0]))
+        tokenizer.post_processor = processors.TemplateProcessing(f"{bos[0]} $A", None, [bos])
     return tokenizer
 
 
-def make_folder(folder: Path, family: str = "llama", seed: int = 0) -> Path:
+def make_folder(folder: Path, family: str = "llama", seed: int = 0, kind: Kind = "plain") -> Path:
     """Write a model of a family in mlx-lm's format."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(kind)
     tokenizer.save(str(folder / "tokenizer.json"))
     size = tokenizer.get_vocab_size()
     settings = {
@@ -62,8 +91,10 @@ def make_folder(folder: Path, family: str = "llama", seed: int = 0) -> Path:
         "eos_token": _EOS,
         "pad_token": "<|endoftext|>",
         "clean_up_tokenization_spaces": False,
-        "chat_template": _CHAT_TEMPLATE,
+        "chat_template": _THINKING_TEMPLATE if kind == "thinks" else _CHAT_TEMPLATE,
     }
+    if kind == "begins":
+        settings |= {"bos_token": _SPECIAL[0], "chat_template": "{{ bos_token }}" + _CHAT_TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     config = _config(family, size, tokenizer.token_to_id(_EOS))
     (folder / "config.json").write_text(json.dumps(config))
@@ -73,19 +104,19 @@ def make_folder(folder: Path, family: str = "llama", seed: int = 0) -> Path:
 
 
 @functools.cache
-def tiny_folder(family: str = "llama", seed: int = 0) -> Path:
+def tiny_folder(family: str = "llama", seed: int = 0, kind: Kind = "plain") -> Path:
     """A model's folder, made once a session."""
     root = Path(tempfile.mkdtemp(prefix="mlx-nb-tiny-"))
     atexit.register(shutil.rmtree, root, ignore_errors=True)
-    return make_folder(root / family, family, seed)
+    return make_folder(root / family, family, seed, kind)
 
 
 @functools.cache
-def tiny(family: str = "llama", seed: int = 0) -> tuple[Any, Any]:
+def tiny(family: str = "llama", seed: int = 0, kind: Kind = "plain") -> tuple[Any, Any]:
     """Model and tokenizer as `mlx_lm.load` returns them, loaded once a session."""
     import mlx_lm
 
-    return mlx_lm.load(str(tiny_folder(family, seed)))
+    return mlx_lm.load(str(tiny_folder(family, seed, kind)))
 
 
 def _weights(config: dict[str, Any], seed: int, quiet: list[int]) -> dict[str, mx.array]:
@@ -138,6 +169,19 @@ def _config(family: str, vocabulary: int, eos: int) -> dict[str, Any]:
             },
         },
         "qwen3": {},
+        "yarn": {
+            "model_type": "qwen3",
+            "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
+        },
+        # Two of eight experts in every layer.
+        "qwen3_moe": {
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "norm_topk_prob": True,
+        },
         # Sliding and global attention in turn.
         "gemma3": {
             "model_type": "gemma3_text",
@@ -168,6 +212,52 @@ def _config(family: str, vocabulary: int, eos: int) -> dict[str, Any]:
             "use_conv_bias": True,
             "time_step_limit": [0.0, 100.0],
             "time_step_rank": "auto",
+        },
+        # State space and attention side by side in each layer.
+        "falcon_h1": {
+            "mamba_d_ssm": 128,
+            "mamba_n_heads": 8,
+            "mamba_d_head": 16,
+            "mamba_d_state": 16,
+            "mamba_n_groups": 1,
+            "mamba_d_conv": 4,
+            "mamba_chunk_size": 16,
+            "mamba_rms_norm": True,
+            "mlp_multipliers": [1.0, 1.0],
+            "ssm_multipliers": [1.0] * 5,
+            **dict.fromkeys(_FALCON_MULTIPLIERS, 1.0),
+        },
+        # State space (M), attention (*) and MLP (-) layers; the last kind has no cache.
+        "nemotron_h": {
+            "hybrid_override_pattern": list("M*-M*-"),
+            "num_hidden_layers": 6,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 16,
+            "conv_kernel": 4,
+            "n_groups": 2,
+            "layer_norm_epsilon": 1e-5,
+            "use_conv_bias": True,
+            "tie_word_embeddings": False,
+            **dict.fromkeys(("mamba_proj_bias", "attention_bias", "mlp_bias", "use_bias"), False),
+        },
+        # Latent attention; a dense layer, then experts with a shared one.
+        "deepseek_v3": {
+            "num_key_value_heads": 4,
+            "num_hidden_layers": 3,
+            "moe_intermediate_size": 64,
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "kv_lora_rank": 32,
+            "q_lora_rank": 48,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 16,
+            "tie_word_embeddings": False,
         },
     }
     if family == "qwen3_5":  # linear and full attention in turn

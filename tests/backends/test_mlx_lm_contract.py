@@ -12,6 +12,8 @@ from mlx_lm.generate import BatchGenerator, GenerationBatch, PromptProcessingBat
 from mlx_lm.models.cache import KVCache, PromptTrie, make_prompt_cache
 from models import FAMILIES, tiny
 
+from mlx_nb.backends.batch import PREFILL_ALONE
+
 PROMPT = [300, 20, 31, 45, 52, 60, 77, 81, 90, 101, 120]
 
 
@@ -172,3 +174,21 @@ def test_the_trie_finds_what_is_looked_up_in_it() -> None:
     assert trie.pop_prefixes("m", [1, 2, 3, 4]) == [(2, "short")]
     assert trie.pop("m", [1, 2, 3, 4]) == "long"
     assert trie.search("m", [1, 2, 3]).longer is None
+
+
+def test_nemotron_h_still_needs_its_prompts_prefilled_alone() -> None:
+    """When this fails, mlx-lm tells its state-space layers the rows' lengths: empty `batch.PREFILL_ALONE`."""
+    model = tiny("nemotron_h")[0]
+    prompts = [PROMPT, PROMPT[:5]]
+    alone = []
+    for prompt in prompts:
+        generator = BatchGenerator(model, sampler=argmax)
+        insert(generator, prompt)
+        alone.append([r.token for r in run(generator, 16)[1]])
+    padded = BatchGenerator(model, sampler=argmax, prefill_batch_size=2)
+    uids = [insert(padded, prompt) for prompt in prompts]
+    tokens = run(padded, 16)[1]
+    together = [[r.token for r in tokens if r.uid == uid] for uid in uids]
+    assert together[0] == alone[0]
+    assert together[1] != alone[1]
+    assert model.model_type in PREFILL_ALONE

@@ -11,14 +11,16 @@ from scripts import until
 
 from mlx_nb import AsyncEngineCore, EngineCore, RequestOutput, SamplingParams
 from mlx_nb.backends.batch import BatchBackend
+from mlx_nb.footprint import KVFootprint
 
 LENGTH = 24
 SENTENCE = "ten jolly foxes judge my 12 vows of quartz and read a tiny corpus aloud in the engine room"
 WORDS = SENTENCE.split()
 # From 1 to about 150 tokens: below, at and far beyond the sliding windows of the tiny models.
 PROMPTS = ["a", "Hello", *(" ".join(WORDS[:n]) + "?" for n in (2, 4, 7, 11, 18)), " ".join(WORDS * 3)]
-# Grouped attention; a hybrid; sliding windows; no attention.
-KINDS = ["llama", "qwen3_5", "gemma3", "mamba2"]
+# Each kind of cache: of every token; with linear attention; with sliding windows; state space only; both side by
+# side in a layer; and the one whose prompts are prefilled alone.
+KINDS = ["llama", "qwen3_5", "gemma3", "mamba2", "falcon_h1", "nemotron_h"]
 
 
 def greedy(length: int = LENGTH, **changes: Any) -> SamplingParams:
@@ -42,6 +44,27 @@ def alone(load: Any) -> Any:
 
 def ids(outputs: list[RequestOutput]) -> list[list[int]]:
     return [output.output_token_ids for output in outputs]
+
+
+@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_few_prompts_equal_each_alone(size: int, family: str, start: Any, alone: Any) -> None:
+    engine = start(family, enable_prefix_cache=False)
+    for first in (1, 5):
+        prompts = PROMPTS[first : first + size]
+        outputs = engine.generate_batch_sync(prompts, greedy())
+        assert ids(outputs) == [alone(family, prompt)[0] for prompt in prompts]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_33_rows_at_once_equal_each_alone(family: str, start: Any, alone: Any) -> None:
+    engine = start(family, completion_batch_size=64)
+    prompts = [*PROMPTS * 4, PROMPTS[6]]
+    lengths = [LENGTH - place % 5 for place in range(33)]
+    outputs = engine.generate_batch_sync(prompts, [greedy(length) for length in lengths])
+    assert ids(outputs) == [
+        alone(family, prompt)[0][:length] for prompt, length in zip(prompts, lengths, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -110,13 +133,26 @@ async def test_late_arrivals_disturb_nobody(family: str, start: Any, alone: Any)
 
 
 @pytest.mark.parametrize("family", KINDS)
-async def test_an_aborted_neighbour_disturbs_nobody(family: str, start: Any, alone: Any) -> None:
-    engine: EngineCore = start(family)
-    neighbours = [await engine.add_request(f"{p} neighbour", greedy(400)) for p in PROMPTS[3:6]]
-    answers = [asyncio.create_task(engine.generate(prompt, greedy())) for prompt in PROMPTS]
-    await until(lambda: engine.get_stats()["total_completion_tokens"] >= 20)
-    aborted = [await engine.abort_request(request_id) for request_id in neighbours]
-    assert any(aborted)
+async def test_neighbours_aborted_in_every_phase_disturb_nobody(family: str, start: Any, alone: Any) -> None:
+    engine: EngineCore = start(family, max_num_seqs=6, prefill_step_size=16, max_num_batched_tokens=2048)
+
+    async def abort(request_id: str, phase: str) -> None:
+        """Once it is in that phase."""
+        await until(lambda: phase in [r["phase"] for r in rows() if r["request_id"] == request_id])
+        assert await engine.abort_request(request_id)
+
+    def rows() -> Any:
+        return engine.get_stats()["requests"]
+
+    await engine.add_request("a decoding neighbour", greedy(1500, ignore_eos=True), "decodes")
+    answers = [asyncio.create_task(engine.generate(prompt, greedy())) for prompt in PROMPTS[:4]]
+    await until(lambda: len(rows()) == 5)
+    await engine.add_request([7, *[30, 40, 50] * 600], greedy(), "prefills")
+    await engine.add_request("a waiting neighbour", greedy(400), "waits")
+    answers += [asyncio.create_task(engine.generate(prompt, greedy())) for prompt in PROMPTS[4:]]
+    await abort("waits", "waiting")
+    await abort("prefills", "prefill")
+    await abort("decodes", "decode")
     outputs = await asyncio.gather(*answers)
     assert ids(outputs) == [alone(family, prompt)[0] for prompt in PROMPTS]
 
@@ -168,33 +204,37 @@ def test_a_model_with_lazy_arrays_of_its_own_steps_on_another_thread(start: Any,
     assert start("llama3").generate_sync("Hello", greedy()).output_token_ids == alone("llama3", "Hello")[0]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3_5", "gemma3"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_rows_that_made_room_for_others_go_on_where_they_were(family: str, load: Any, alone: Any) -> None:
-    resumed: list[str] = []
+    resumed: list[int] = []
 
     class Small(BatchBackend):
         def insert(self, request: Any, made: Any = ()) -> None:
             if made:
-                resumed.append(request.request_id)
+                resumed.append(len(made))
             super().insert(request, made)
 
     def backend(config: Any, _: Any) -> Small:
-        made = Small(*load(family), config)
-        made.kv_budget = made.footprint.bytes([256] * 3)  # until one of them is longer than that
-        return made
+        small = Small(*load(family), config)
+        # Room for four rows of up to 256 tokens: once the first is longer than that, only for some.
+        small.footprint, small.kv_budget = KVFootprint(per_token=1), 4 * 256
+        return small
 
     engine = EngineCore(None, None, backend=backend)
     engine.launch()
-    prompts = [PROMPTS[-1], *PROMPTS[3:6]]
-    outputs = engine.generate_batch_sync(prompts, [greedy(130), greedy(220), greedy(60), greedy(20)])
-    again = engine.generate_sync(PROMPTS[0], SamplingParams(max_tokens=9, temperature=1, seed=0))
+    engine.wait_ready()
+    prompts = [" ".join(WORDS * 8)[:400], *PROMPTS[4:7]]
+    length = 256 - len(engine.codec.encode(prompts[0])) + 8
+    assert 40 < length < 60  # so that it is admitted beside the others, and outgrows them
+    params = [greedy(length), greedy(length), greedy(LENGTH), SamplingParams(length, 1.0, seed=0)]
+    outputs = engine.generate_batch_sync(prompts, params)
+    seeded = engine.generate_sync(prompts[3], params[3])
     engine.close()
     assert resumed
-    assert again.completion_tokens == 9
-    assert ids(outputs) == [
-        alone(family, prompt, 220)[0][:length]
-        for prompt, length in zip(prompts, (130, 220, 60, 20), strict=True)
+    assert ids(outputs[:3]) == [
+        alone(family, prompt, p.max_tokens)[0] for prompt, p in zip(prompts[:3], params, strict=False)
     ]
+    assert outputs[3].output_token_ids == seeded.output_token_ids
 
 
 @pytest.mark.parametrize("family", KINDS)
