@@ -42,6 +42,7 @@ def start(
     config: EngineConfig | None = None,
     adapter_path: str | Path | None = None,
     trust_remote_code: bool = False,
+    blas_threads: int | None = None,
     on_progress: Callable[[LoadProgress], None] | None = None,
     **options: Any,
 ) -> AsyncEngineCore:
@@ -57,6 +58,8 @@ def start(
     config : EngineConfig, optional
     adapter_path : str or Path, optional
         Folder of a LoRA adapter.
+    blas_threads : int, optional
+        Threads of OpenBLAS on a CPU, for this process and so for all its engines.
     on_progress : callable, optional
         Gets `LoadProgress` on the engine's thread.
     **options
@@ -75,6 +78,7 @@ def start(
         config=_config(config, options),
         adapter_path=adapter_path,
         trust_remote_code=trust_remote_code,
+        blas_threads=blas_threads,
         on_progress=on_progress,
     )
     try:
@@ -305,7 +309,9 @@ class _Asked:
             seed = self.params.seed
             yield {
                 "prompt": tokens,
-                "sampling_params": self.params if seed is None else self.params.but(seed=seed + number),
+                "sampling_params": self.params
+                if seed is None
+                else self.params.but(seed=(seed + number) % 2**64),
                 "prefix_boundary": boundary,
                 "tools": self._tools(),
                 "priority": self.priority,

@@ -133,6 +133,10 @@ class Conversation:
         self._turns.clear()
         self.left_out = 0
 
+    def become(self, other: Conversation) -> None:
+        """Take over all of another one."""
+        self.system, self._turns, self.left_out = other.system, list(other.turns), 0
+
     def save(self, path: str | Path) -> None:
         """Write it as JSON, at once or not at all. MlxNbError if that can't be done."""
         saved = {"format": FORMAT, "version": VERSION, "messages": self.messages}
