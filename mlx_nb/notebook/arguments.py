@@ -49,6 +49,8 @@ class Option:
         Text to value; its ValueError refuses the text.
     many : bool
         May be given several times; the values come as a list.
+    choices : tuple of str
+        Values that completion offers; `convert`, or whoever gets the value, refuses others.
     """
 
     flags: str
@@ -56,6 +58,7 @@ class Option:
     value: str = ""
     convert: Callable[[str], Any] = str
     many: bool = False
+    choices: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -82,6 +85,10 @@ class Options:
     def flags(self) -> list[str]:
         """All flags."""
         return list(self._by_flag)
+
+    def by_flag(self, flag: str) -> Option | None:
+        """The option of a flag."""
+        return self._by_flag.get(flag)
 
     def help(self) -> str:
         """Usage and one line an option."""

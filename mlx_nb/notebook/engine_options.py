@@ -9,9 +9,8 @@ from IPython.core.error import UsageError
 from ..config import EngineConfig, SchedulerConfig
 from .arguments import Option, Options, did_you_mean, variable
 
-__all__ = ["CACHE_ACTIONS", "COMMANDS", "POLICIES", "engine_config", "help_text"]
+__all__ = ["CACHE_ACTIONS", "COMMANDS", "engine_config", "help_text"]
 
-POLICIES = ("fcfs", "priority")
 CACHE_ACTIONS = ("save", "load", "clear", "stats")
 
 _OUT = Option("-o --out", "put it into this variable", "NAME", variable)
@@ -23,7 +22,7 @@ _SCHEDULER = (
     Option("--prefill-batch-size", "prompts read together", "N", int),
     Option("--completion-batch-size", "most answers written together", "N", int),
     Option("--prefill-step-size", "most tokens of a prompt read in one step", "N", int),
-    Option("--policy", "order of requests: fcfs or priority", "NAME"),
+    Option("--policy", "order of requests: fcfs or priority", "NAME", choices=("fcfs", "priority")),
     Option("--cache-memory-mb", "most memory of the prefix cache, in MiB", "MB", float),
     Option("--cache-memory-percent", "or as a share (0 to 1) of what the engine may use", "P", float),
 )

@@ -18,9 +18,11 @@ from traitlets.config import Config
 from ..session.interrupts import watch_cells
 from ..session.session import default_session
 from .awaiting import AwaitMagics, RunningCells
+from .batch import OPTIONS as BATCH
 from .batch import BatchMagics, arun_batch
+from .completion import Completion
 from .kernel import in_kernel, interrupts_wake
-from .magics import MlxMagics
+from .magics import GENERATE, MlxMagics
 from .on_import import OnImport
 from .questions import PromptLine
 
@@ -60,6 +62,9 @@ class Extension:
         if in_kernel(shell):
             watch_cells(self._cells.outside)
         self._accessor = OnImport("pandas", _register_accessor)
+        self._completion = Completion(
+            shell, default_session(), {"mlx_generate": GENERATE, "mlx_batch": BATCH}
+        )
 
     def _begin(self, info: Any) -> None:
         self._cells.begin(info)
@@ -82,6 +87,7 @@ class Extension:
         shell = self._shell
         watch_cells(None)
         self._accessor.remove()
+        self._completion.remove()
         for event, callback in self._events.items():
             shell.events.unregister(event, callback)
         shell.input_transformer_manager.token_transformers.remove(PromptLine)
