@@ -89,6 +89,11 @@ class Intake:
         RequestError, ValueError
             One line that says what can't be served, and what to do.
         """
+        for name in options.keys() - RequestOptions.__annotations__.keys():
+            raise TypeError(
+                f"unknown option {name!r}: known are {', '.join(RequestOptions.__annotations__)}; max_tokens, "
+                "temperature and their like are fields of SamplingParams"
+            )
         params = SamplingParams() if sampling_params is None else sampling_params
         if not isinstance(params, SamplingParams):
             raise RequestError(f"sampling_params must be a SamplingParams, got {type(params).__name__}")
