@@ -41,6 +41,7 @@ log = logging.getLogger("mlx_nb")
 
 ENDLESS = 1 << 62
 FIRST_CHUNK = 128
+SMALLEST_CHUNK = 16
 PREFILL_ALONE = {"nemotron_h"}
 """Model types whose rows end with a wrong state when mlx-lm prefills them padded: its state-space layers are not
 told the rows' lengths. A test tells when that is mended."""
@@ -137,7 +138,7 @@ class BatchBackend:
         self._sampler = RowSampler()
         self._rows: dict[int, _Row] = {}
         self._uids: dict[str, int] = {}
-        self._tokens_per_second = 0.0
+        self._prefill_seen = (0, 0.0)
         self._generator = self._make_generator(self._sampler)
 
     def _make_prefix_cache(self) -> PrefixCache | None:
@@ -268,20 +269,25 @@ class BatchBackend:
         self._uids.clear()
         self._sampler = RowSampler()
         self._generator = self._make_generator(self._sampler)
+        self._prefill_seen = (0, 0.0)
         mx.clear_cache()
         return spared if at_work else []
 
     def _adapt_chunk(self) -> None:
-        """Size the next prefill chunk from the speed of the last ones."""
-        counters = self._generator._counters
-        if counters.prompt_tokens >= 64 and counters.prompt_time > 0:
-            self._tokens_per_second = counters.prompt_tokens / counters.prompt_time
-            rows = max(1, len(self._generator._prompt_batch))
-            ideal = int(self._tokens_per_second * CHUNK_S / rows)
-            now = self._generator.prefill_step_size
-            # Grow by doubling at most: the speed of small chunks says little about large ones.
-            bound = self._config.scheduler_config.prefill_step_size
-            self._generator.prefill_step_size = max(16, min(ideal, 2 * now, bound))
+        """Size the next prefill chunk from the speed of the last one.
+
+        It doubles or halves at most: the speed of small chunks says little about large ones, and on a GPU the
+        first chunk of a kind takes the time of a compiler.
+        """
+        counters, seen = self._generator._counters, self._prefill_seen
+        self._prefill_seen = (counters.prompt_tokens, counters.prompt_time)
+        tokens, seconds = counters.prompt_tokens - seen[0], counters.prompt_time - seen[1]
+        if tokens < SMALLEST_CHUNK or seconds <= 0:
+            return
+        rows = max(1, len(self._generator._prompt_batch))
+        ideal = int(tokens / seconds * CHUNK_S / rows)
+        now, bound = self._generator.prefill_step_size, self._config.scheduler_config.prefill_step_size
+        self._generator.prefill_step_size = min(max(ideal, now // 2, SMALLEST_CHUNK), 2 * now, bound)
 
     def warm_up(self) -> None:
         """Run a few tokens through a batch of its own, one row and several."""
