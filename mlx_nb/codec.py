@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
+from .sampling import SamplingParams
+
 __all__ = ["Codec", "Detokenizer", "Piece", "Splitter"]
 
 Piece = tuple[Literal["answer", "reasoning", "tool"], str]
@@ -64,8 +66,11 @@ class Codec(Protocol):
         """The text of the tokens, special ones included."""
         ...
 
-    def splitter(self, prompt_token_ids: Sequence[int]) -> Splitter:
-        """A fresh one for one answer; a prompt that opens the thinking itself is taken into account."""
+    def splitter(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> Splitter:
+        """A fresh one for one answer; a prompt that opens the thinking itself is taken into account.
+
+        Structured output has no markers but those of one thinking block before it.
+        """
         ...
 
     def tool_calls(self, text: str, tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:

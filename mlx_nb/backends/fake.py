@@ -16,6 +16,7 @@ from ..errors import CacheMismatchError, RequestError
 from ..footprint import KVFootprint
 from ..outputs import LoadProgress, TokenLogprob
 from ..request import Request
+from ..sampling import SamplingParams
 from .base import BackendFactory, CacheStats, Event, Fault, Memory, ModelInfo, Prefilled, Token
 from .text import PlainSplitter, WindowDetokenizer
 
@@ -72,7 +73,7 @@ class FakeCodec:
         """Bytes to text; EOS is shown as ``<eos>``."""
         return b"".join(bytes([i]) if i < EOS else b"<eos>" for i in token_ids).decode(errors="replace")
 
-    def splitter(self, prompt_token_ids: Sequence[int]) -> PlainSplitter:
+    def splitter(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> PlainSplitter:
         """There are no markers."""
         return PlainSplitter()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -87,8 +87,9 @@ class Grammars:
             matcher,
             self._codec.vocabulary_size,
             think_start=tuple(tokenizer.think_start_tokens),
-            think_end=tuple(tokenizer.think_end_tokens),
+            think_end=tokenizer.think_end,
             thinking=self._codec.opens_thinking(prompt),
+            decode=self._codec.decode,
         )
 
 
@@ -99,10 +100,14 @@ class Constraint:
     ----------
     matcher : llguidance.LLMatcher
     vocabulary_size : int
-    think_start, think_end : tuple of int
-        Tokens that open and close the thinking, in which everything is allowed.
+    think_start : tuple of int
+        Tokens that open the thinking, in which everything is allowed.
+    think_end : str
+        What closes it, in whatever tokens.
     thinking : bool
         Whether the prompt opened it.
+    decode : callable
+        Tokens to text.
     """
 
     def __init__(
@@ -111,8 +116,9 @@ class Constraint:
         vocabulary_size: int,
         *,
         think_start: tuple[int, ...] = (),
-        think_end: tuple[int, ...] = (),
+        think_end: str = "",
         thinking: bool = False,
+        decode: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
         self._matcher = matcher
         self._bits: np.ndarray[Any, np.dtype[np.int32]] = np.zeros(
@@ -120,14 +126,16 @@ class Constraint:
         )
         self._think_start, self._think_end = think_start, think_end
         self._thinking = thinking
+        self._decode = decode
         self._tail: list[int] = []
         self._begun = False
 
     def advance(self, token_id: int) -> None:
         """The answer goes on with this token."""
         if self._thinking:
+            assert self._decode is not None
             self._tail = [*self._tail, token_id][-len(self._think_end) :]
-            self._thinking = tuple(self._tail) != self._think_end
+            self._thinking = self._think_end not in self._decode(self._tail)
         elif not self._begun and self._may_think(token_id):
             self._thinking = True
         elif not self._matcher.is_stopped() and not self._matcher.consume_token(token_id):

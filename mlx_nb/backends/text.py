@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from ..codec import Piece, Splitter
+from ..sampling import SamplingParams
 
-__all__ = ["MarkerSplitter", "PlainSplitter", "TokenizerCodec", "WindowDetokenizer"]
+__all__ = ["LeadingThought", "MarkerSplitter", "PlainSplitter", "TokenizerCodec", "WindowDetokenizer"]
 
 _REPLACEMENT = "\ufffd"
 
@@ -97,6 +98,46 @@ class PlainSplitter:
         return []
 
 
+class LeadingThought:
+    """A `Splitter` for structured output: one thinking block at the very start, and all else is the answer.
+
+    Parameters
+    ----------
+    start, end : str
+        The block's markers.
+    thinking : bool
+        Whether the prompt opened it.
+    """
+
+    __slots__ = ("_held", "_inside", "_start")
+
+    def __init__(self, start: str, end: str, *, thinking: bool) -> None:
+        from mlx_lm.generate import TextStateMachine
+
+        machine = TextStateMachine({"reasoning": [(end, "answer")], "answer": []})
+        self._start = "" if thinking else start  # the marker to come, until it is clear that it has, or won't
+        self._held = ""
+        self._inside: Splitter = MarkerSplitter(machine, "reasoning")
+
+    def push(self, text: str) -> list[Piece]:
+        """Pieces of which it is clear what they are."""
+        if self._start:
+            self._held += text
+            if len(self._held) < len(self._start) and self._start.startswith(self._held):
+                return []
+            text = self._held.removeprefix(self._start)
+            if text == self._held:
+                self._inside = PlainSplitter()
+            self._start = ""
+        return self._inside.push(text)
+
+    def finish(self) -> list[Piece]:
+        """What was held back."""
+        if self._start:
+            return [("answer", self._held)] if self._held else []
+        return self._inside.finish()
+
+
 class TokenizerCodec:
     """A `Codec` over mlx-lm's TokenizerWrapper, or a bare Hugging Face tokenizer."""
 
@@ -134,12 +175,18 @@ class TokenizerCodec:
             )
         )
 
-    def splitter(self, prompt_token_ids: Sequence[int]) -> Splitter:
+    def splitter(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> Splitter:
         """A fresh one for one answer."""
+        tokenizer = self.chat_tokenizer
         if self._machine is None:
             return PlainSplitter()
-        initial = "reasoning" if self.opens_thinking(prompt_token_ids) else "normal"
-        return MarkerSplitter(self._machine, self.chat_tokenizer.response_initial_state or initial)
+        thinking = self.opens_thinking(prompt_token_ids)
+        if params.constraint is not None:
+            if not tokenizer.has_thinking or params.thinking is False:
+                return PlainSplitter()
+            return LeadingThought(tokenizer.think_start, tokenizer.think_end, thinking=thinking)
+        initial = "reasoning" if thinking else "normal"
+        return MarkerSplitter(self._machine, tokenizer.response_initial_state or initial)
 
     def opens_thinking(self, prompt_token_ids: Sequence[int]) -> bool:
         """Whether the prompt ends inside a thinking block, as some templates leave it."""

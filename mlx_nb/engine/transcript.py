@@ -46,7 +46,7 @@ class Transcript:
             frozenset() if params.ignore_eos else codec.eos_token_ids
         )
         self._detokenizer = codec.detokenizer()
-        self._splitter = codec.splitter(request.prompt_token_ids)
+        self._splitter = codec.splitter(request.prompt_token_ids, params)
         self._stops = StopFilter(params.stop or ())
         self._tool: str | None = None
 
