@@ -41,7 +41,8 @@ log = logging.getLogger("mlx_nb")
 
 ENDLESS = 1 << 62
 FIRST_CHUNK = 128
-SMALLEST_CHUNK = 16
+SMALLEST_CHUNK = 64
+"""Tokens of all rows together. A smaller chunk takes hardly less time: the weights are read once for each."""
 PREFILL_ALONE = {"nemotron_h"}
 """Model types whose rows end with a wrong state when mlx-lm prefills them padded: its state-space layers are not
 told the rows' lengths. A test tells when that is mended."""
@@ -282,12 +283,13 @@ class BatchBackend:
         counters, seen = self._generator._counters, self._prefill_seen
         self._prefill_seen = (counters.prompt_tokens, counters.prompt_time)
         tokens, seconds = counters.prompt_tokens - seen[0], counters.prompt_time - seen[1]
-        if tokens < SMALLEST_CHUNK or seconds <= 0:
-            return
         rows = max(1, len(self._generator._prompt_batch))
+        smallest = max(1, SMALLEST_CHUNK // rows)
+        if tokens < SMALLEST_CHUNK // 2 or seconds <= 0:  # the end of a prompt, which tells nothing
+            return
         ideal = int(tokens / seconds * CHUNK_S / rows)
         now, bound = self._generator.prefill_step_size, self._config.scheduler_config.prefill_step_size
-        self._generator.prefill_step_size = min(max(ideal, now // 2, SMALLEST_CHUNK), 2 * now, bound)
+        self._generator.prefill_step_size = min(max(ideal, now // 2, smallest), 2 * now, bound)
 
     def warm_up(self) -> None:
         """Run a few tokens through a batch of its own, one row and several."""
