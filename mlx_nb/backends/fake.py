@@ -9,8 +9,9 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from ..codec import Piece
 from ..config import EngineConfig
 from ..errors import CacheMismatchError, RequestError
 from ..footprint import KVFootprint
@@ -18,7 +19,7 @@ from ..outputs import LoadProgress, TokenLogprob
 from ..request import Request
 from ..sampling import SamplingParams
 from .base import BackendFactory, CacheStats, Event, Fault, Memory, ModelInfo, Prefilled, Token
-from .text import PlainSplitter, WindowDetokenizer
+from .text import WindowDetokenizer
 
 __all__ = ["EOS", "FakeBackend", "FakeCodec", "fake_backend", "text_tokens"]
 
@@ -39,26 +40,64 @@ def echo(request: Request) -> Iterator[int]:
 
 
 class _ChatTokenizer:
-    """Renders messages as "role: content" lines."""
+    """Renders tools, thinking and messages as "role: content" lines."""
 
     bos_token = None
-    has_chat_template = True
+    has_chat_template = has_thinking = has_tool_calling = True
 
     def apply_chat_template(
         self,
         messages: Sequence[dict[str, Any]],
         *,
+        tools: Sequence[dict[str, Any]] = (),
+        enable_thinking: bool | None = None,
         add_generation_prompt: bool = True,
         tokenize: bool = True,
-        **_: Any,
     ) -> Any:
-        lines = [f"{m['role']}: {m['content']}\n" for m in messages]
+        lines = [f"tool {json.dumps(tool['function'])}\n" for tool in tools]
+        if enable_thinking is not None:
+            lines.append(f"thinking: {'on' if enable_thinking else 'off'}\n")
+        for message in messages:
+            calls = [_CALL.format(json.dumps(call["function"])) for call in message.get("tool_calls", ())]
+            lines.append(f"{message['role']}: {message['content']}{''.join(calls)}\n")
         text = "".join(lines) + ("assistant: " if add_generation_prompt else "")
         return text_tokens(text) if tokenize else text
 
 
+_CALL = "<tool_call>{}</tool_call>"
+_TAGS: dict[str, Literal["answer", "reasoning", "tool"]] = {
+    "<think>": "reasoning", "</think>": "answer", "<tool_call>": "tool", "</tool_call>": "answer",
+}  # fmt: skip
+
+
+class TagSplitter:
+    """Tells reasoning and tool calls by their tags."""
+
+    def __init__(self) -> None:
+        self._kind: Literal["answer", "reasoning", "tool"] = "answer"
+        self._held = ""
+
+    def push(self, text: str) -> list[Piece]:
+        """All but what may be the beginning of a tag."""
+        self._held += text
+        pieces: list[Piece] = []
+        while found := min((tag for tag in _TAGS if tag in self._held), key=self._held.index, default=None):
+            before, _, self._held = self._held.partition(found)
+            pieces += [(self._kind, before), (_TAGS[found], "")]
+            self._kind = _TAGS[found]
+        begun = self._held.rfind("<")
+        keep = begun if begun >= 0 and any(tag.startswith(self._held[begun:]) for tag in _TAGS) else None
+        passed, self._held = self._held[:keep], "" if keep is None else self._held[keep:]
+        return [*pieces, (self._kind, passed)] if passed else pieces
+
+    def finish(self) -> list[Piece]:
+        """What was held back."""
+        held, self._held = self._held, ""
+        return [(self._kind, held)] if held else []
+
+
 class FakeCodec:
-    """Bytes, and an end-of-sequence token."""
+    """Bytes, an end-of-sequence token, and tags around reasoning and tool calls."""
 
     def __init__(self) -> None:
         self.eos_token_ids = frozenset({EOS})
@@ -73,13 +112,14 @@ class FakeCodec:
         """Bytes to text; EOS is shown as ``<eos>``."""
         return b"".join(bytes([i]) if i < EOS else b"<eos>" for i in token_ids).decode(errors="replace")
 
-    def splitter(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> PlainSplitter:
-        """There are no markers."""
-        return PlainSplitter()
+    def splitter(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> TagSplitter:
+        """By ``<think>`` and ``<tool_call>``."""
+        return TagSplitter()
 
     def tool_calls(self, text: str, tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
-        """Never asked for."""
-        raise ValueError("the fake codec knows no tool calls")
+        """One call, as a JSON object."""
+        call = json.loads(text)
+        return [{"name": call["name"], "arguments": call["arguments"]}]
 
     def detokenizer(self) -> WindowDetokenizer:
         """A fresh one for one answer."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import html
+import contextvars
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -11,16 +12,21 @@ from typing import Any, Protocol
 from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.display import display
 
+from ..engine.core import EngineCore
 from ..outputs import RequestOutput
+from .formats import Said, bundle, plain_text, small
 from .kernel import in_kernel
 
-__all__ = ["StatusLine", "View", "finish_line", "markdown", "place", "view_for"]
+__all__ = ["PromptProgress", "StatusLine", "View", "count", "finish_line", "place", "view_for"]
 
 REDRAW_S = 0.1
 """Each update of a display sends the whole text again: ten times a second is smooth, and not a flood."""
 
+LONG_PROMPT = 512
+"""Tokens from which on it is worth saying how far reading is."""
+
+PROGRESS_S = 0.3
 WAITING = "…"
-_SMALL = "font-size: 85%; opacity: 0.7"
 Later = Callable[[float, Callable[[], None]], Any]
 
 
@@ -30,37 +36,66 @@ class View(Protocol):
     def open(self) -> None:
         """Claim a place in the cell."""
 
-    def show(self, text: str, later: Later | None = None) -> None:
+    def progress(self, text: str) -> None:
+        """Say what goes on before the answer begins; from any thread."""
+
+    def show(self, said: Said, later: Later | None = None) -> None:
         """The answer so far; `later(seconds, function)` lets a draw that comes too soon be made up for."""
 
-    def close(self, text: str, note: str) -> None:
+    def turn(self, said: Said) -> None:
+        """What was said is complete, and the model goes on with another turn under it."""
+
+    def close(self, said: Said, note: str) -> None:
         """The whole answer, and a line about it."""
 
 
-def view_for(shell: Any) -> View:
-    """The view that suits where the shell runs."""
-    return CellView(shell) if in_kernel(shell) else TerminalView()
+def view_for(shell: Any, style: str, *, hidden: bool = False, label: str = "", share: int = 1) -> View:
+    """The view that suits where the shell runs.
+
+    Parameters
+    ----------
+    style : str
+        One of `formats.FORMATS`.
+    hidden : bool
+        Draw nothing.
+    label : str
+        A line that stands under the answer until it is complete.
+    share : int
+        Views that are drawn at the same time.
+    """
+    if hidden:
+        return _NoView()
+    return CellView(shell, style, label, share) if in_kernel(shell) else TerminalView(style)
 
 
 class CellView:
-    """Markdown in one display, which is updated wherever it is by then. Under ``%%capture`` it is drawn once."""
+    """One display a turn, which is updated wherever it is by then. Under ``%%capture`` each is drawn once."""
 
-    def __init__(self, shell: Any) -> None:
+    def __init__(self, shell: Any, style: str, label: str, share: int) -> None:
         self._captured = isinstance(shell.display_pub, CapturingDisplayPublisher)
+        self._style, self._label, self._redraw_s = style, label, REDRAW_S * share
         self._handle: Any = None
-        self._text = ""
+        self._note: Any = None
+        self._said = Said()
         self._drawn_at = 0.0
         self._pending: Any = None
 
     def open(self) -> None:
         """Show that the answer will come here."""
         if not self._captured:
-            self._handle = place(markdown(WAITING), keep=True)
+            self._handle = place(bundle(Said(WAITING)), keep=True)
+            if self._label and self._note is None:
+                self._note = place(small(self._label), keep=True)
 
-    def show(self, text: str, later: Later | None = None) -> None:
+    def progress(self, text: str) -> None:
+        """In the answer's place."""
+        if self._handle is not None:
+            self._handle.update(small(text), raw=True)
+
+    def show(self, said: Said, later: Later | None = None) -> None:
         """Draw, if the last time is long enough ago."""
-        self._text = text
-        wait = self._drawn_at + REDRAW_S - time.monotonic()
+        self._said = said
+        wait = self._drawn_at + self._redraw_s - time.monotonic()
         if wait <= 0:
             self._draw()
         elif later is not None and self._pending is None:
@@ -68,45 +103,155 @@ class CellView:
 
     def _draw(self) -> None:
         self._forget_pending()
-        if self._handle is not None and self._text:
+        if self._handle is not None and (self._said.text or self._said.reasoning):
             self._drawn_at = time.monotonic()
-            self._handle.update(markdown(self._text), raw=True)
+            self._handle.update(bundle(self._said, self._style), raw=True)
 
     def _forget_pending(self) -> None:
         if self._pending is not None:
             self._pending.cancel()
             self._pending = None
 
-    def close(self, text: str, note: str) -> None:
+    def turn(self, said: Said) -> None:
+        """Another display."""
+        self._settle(said)
+        self.open()
+
+    def close(self, said: Said, note: str) -> None:
         """Draw the end, and a small grey line under it."""
-        self._forget_pending()
-        if self._handle is None:
-            place(markdown(text))
+        self._settle(said)
+        if self._note is None:
+            place(small(note))
         else:
-            self._handle.update(markdown(text), raw=True)
-        small = f'<div style="{_SMALL}">{html.escape(note)}</div>'
-        place({"text/plain": note, "text/html": small})
+            self._note.update(small(note), raw=True)
+
+    def _settle(self, said: Said) -> None:
+        self._forget_pending()
+        whole = bundle(said, self._style)
+        if self._handle is None:
+            place(whole)
+        else:
+            self._handle.update(whole, raw=True)
 
 
 class TerminalView:
-    """Deltas to stdout."""
+    """Deltas to stdout; JSON as a whole, since it is laid out anew."""
 
-    def __init__(self) -> None:
-        self._shown = 0
+    def __init__(self, style: str) -> None:
+        self._whole = style == "json"
+        self._begin()
+
+    def _begin(self) -> None:
+        self._shown = {"reasoning": 0, "text": 0}
+        self._part = ""
 
     def open(self) -> None:
         """Nothing to claim."""
 
-    def show(self, text: str, later: Later | None = None) -> None:  # noqa: ARG002 - nothing is ever put off
-        """Write what is new."""
-        sys.stdout.write(text[self._shown :])
-        sys.stdout.flush()
-        self._shown = len(text)
+    def progress(self, text: str) -> None:
+        """Nothing: it couldn't be taken back."""
 
-    def close(self, text: str, note: str) -> None:
+    def show(self, said: Said, later: Later | None = None) -> None:  # noqa: ARG002 - nothing is ever put off
+        """Write what is new."""
+        if not self._whole:
+            self._write("reasoning", said.reasoning)
+            self._write("text", said.text)
+            sys.stdout.flush()
+
+    def _write(self, part: str, text: str) -> None:
+        new, self._shown[part] = text[self._shown[part] :], len(text)
+        if self._part not in ("", part):
+            new = new.lstrip()
+        if not new:
+            return
+        if self._part != part:
+            head = "Reasoning:\n" if part == "reasoning" else ""
+            new = ("\n\n" if self._part else "") + head + new
+            self._part = part
+        sys.stdout.write(new)
+
+    def turn(self, said: Said) -> None:
+        """Begin another paragraph."""
+        self._end(said)
+        sys.stdout.write("\n")
+        self._begin()
+
+    def close(self, said: Said, note: str) -> None:
         """Write the rest, and the line."""
-        self.show(text)
-        sys.stdout.write(f"\n({note})\n")
+        self._end(said)
+        sys.stdout.write(f"({note})\n")
+
+    def _end(self, said: Said) -> None:
+        if self._whole:
+            sys.stdout.write(bundle(said, "json")["text/plain"])
+        else:
+            self.show(said)
+            calls = plain_text(Said(calls=said.calls), "")
+            sys.stdout.write(("\n" if calls and self._part else "") + calls)
+        sys.stdout.write("\n")
+
+
+class _NoView:
+    """Draws nothing."""
+
+    def open(self) -> None:
+        """Nothing."""
+
+    def progress(self, text: str) -> None:
+        """Nothing."""
+
+    def show(self, said: Said, later: Later | None = None) -> None:
+        """Nothing."""
+
+    def turn(self, said: Said) -> None:
+        """Nothing."""
+
+    def close(self, said: Said, note: str) -> None:
+        """Nothing."""
+
+
+class PromptProgress:
+    """Says in a view how far a request's prompt is read, until `end`. Short prompts are read without a word.
+
+    Parameters
+    ----------
+    tokens : int
+        Length of the prompt.
+    """
+
+    def __init__(self, core: EngineCore, request_id: str, tokens: int, view: View) -> None:
+        self._core, self._id, self._view = core, request_id, view
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        if tokens >= LONG_PROMPT:
+            context = contextvars.copy_context()
+            threading.Thread(
+                target=context.run, args=(self._watch,), name="mlx_nb progress", daemon=True
+            ).start()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(PROGRESS_S):
+            rows = {row["request_id"]: row for row in self._core.get_stats()["requests"]}
+            text = _reading(rows.get(self._id))
+            with self._lock:
+                if text is None or self._ended.is_set():
+                    return
+                self._view.progress(text)
+
+    def end(self) -> None:
+        """After this the view is left alone."""
+        with self._lock:
+            self._ended.set()
+
+
+def _reading(row: dict[str, Any] | None) -> str | None:
+    """What a request does before its answer begins; None once it has."""
+    match row:
+        case {"phase": "waiting"}:
+            return "waiting for other requests"
+        case {"phase": "prefill", "prefilled_tokens": done, "prompt_tokens": total}:
+            return f"reading the prompt, {done:,} of {total:,} tokens"
+    return None
 
 
 class StatusLine:
@@ -130,30 +275,32 @@ class StatusLine:
             self._handle.update({"text/plain": text}, raw=True)
 
 
-def finish_line(output: RequestOutput) -> str:
-    """How it went: tokens, speed, time to the first token, what the cache held, why it ended."""
+def finish_line(output: RequestOutput, calls: int = 0) -> str:
+    """How it went: tokens, speed, time to the first token, what the cache held, calls of tools, why it ended."""
     made, timings = output.completion_tokens, output.timings
     first, total = timings.get("ttft_s"), timings.get("total_s", 0.0)
-    parts = ["1 token" if made == 1 else f"{made:,} tokens"]
+    parts = [count(made, "token")]
     if first is not None and made > 1 and total > first:
         parts.append(f"{(made - 1) / (total - first):,.1f} tokens/s")
     if first is not None:
         parts.append(f"first token after {first:.2f} s")
     if output.cached_tokens:
         parts.append(f"{output.cached_tokens:,} of {output.prompt_tokens:,} prompt tokens cached")
+    if calls:
+        parts.append(f"after {count(calls, 'call')}")
     parts.append(_ENDINGS.get(output.finish_reason or "", output.finish_reason or "unfinished"))
     return " · ".join(parts)
 
 
-_ENDINGS = {"length": "length (max tokens)", "abort": "interrupted"}
+def count(number: int, noun: str) -> str:
+    """A number and its noun: "1 token", "2,000 tokens"."""
+    return f"1 {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+_ENDINGS = {"length": "length (max tokens)", "abort": "interrupted", "tool_calls": "calls a tool"}
 
 
 def place(what: Any, *, keep: bool = False) -> Any:
     """Display an object, or a bundle of MIME types, in the cell; with `keep` the handle to update it by."""
     raw = isinstance(what, dict)
     return display(what, raw=raw, display_id=keep or None)  # type: ignore[no-untyped-call, unused-ignore]
-
-
-def markdown(text: str) -> dict[str, str]:
-    """A bundle for a text of the model: markdown, never HTML of our making."""
-    return {"text/plain": text, "text/markdown": text}

@@ -188,7 +188,9 @@ def test_a_fault_of_the_engine_is_one_line_and_the_next_prompt_works(run: Run, a
 def test_an_engine_that_was_stopped_says_so(run: Run, adopt: Adopt) -> None:
     adopt().stop_now()
 
-    assert run("%mlx_generate hi").err == "UsageError: the engine is stopped; start it again\n"
+    assert run("%mlx_generate hi").err == (
+        "UsageError: engine 'default' is stopped: start it again with %mlx_engine restart default\n"
+    )
 
 
 def test_defaults_come_from_config(run: Run, adopt: Adopt) -> None:
