@@ -24,6 +24,8 @@ __all__ = ["Constraint", "Grammars", "grammar_source"]
 # Free white space between JSON's parts lets a model wander in it up to max_tokens.
 _JSON: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
+_NO_FORCING = '%llguidance {"no_forcing": true}'
+
 
 def grammar_source(params: SamplingParams) -> str:
     """The constraint as llguidance reads it.
@@ -74,8 +76,11 @@ class Grammars:
         """A fresh one for one answer."""
         from llguidance import LLMatcher
 
+        source = grammar_source(params)
+        if any(token in source for token in self._codec.chat_tokenizer.get_added_vocab()):
+            source = _unforced(source)
         with self._lock:
-            matcher = LLMatcher(self._vocabulary, grammar_source(params))
+            matcher = LLMatcher(self._vocabulary, source)
         if matcher.is_error():
             raise RequestError(
                 f"{params.constraint} can't be used: {' '.join(matcher.get_error().split())[:300]}"
@@ -91,6 +96,20 @@ class Grammars:
             thinking=self._codec.opens_thinking(prompt),
             decode=self._codec.decode,
         )
+
+
+def _unforced(source: str) -> str:
+    """The same grammar without a short cut: text that is fixed would be put into tokens at once.
+
+    Where it reads like one of the tokenizer's own tokens (``<think>``), that token would be taken, and then refused.
+    """
+    if not source.startswith("{"):
+        return f"{_NO_FORCING}\n{source}"
+    described = json.loads(source)
+    for part in described["grammars"]:
+        lark = part["lark_grammar"] or f"start: %json {json.dumps(part.pop('json_schema'))}"
+        part["lark_grammar"] = f"{_NO_FORCING}\n{lark}"
+    return json.dumps(described)
 
 
 class Constraint:
@@ -139,7 +158,7 @@ class Constraint:
         elif not self._begun and self._may_think(token_id):
             self._thinking = True
         elif not self._matcher.is_stopped() and not self._matcher.consume_token(token_id):
-            raise RequestError(f"the grammar failed: {self._matcher.get_error()}")
+            raise RequestError(f"the grammar failed: {self._matcher.get_error().splitlines()[0]}")
         self._begun = True
 
     def _may_think(self, token_id: int | None = None) -> bool:
