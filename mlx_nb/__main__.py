@@ -1,4 +1,7 @@
-"""``python -m mlx_nb demo``: run the first notebook in a real kernel, show what came out, keep it as a page."""
+"""``python -m mlx_nb demo`` runs the first notebook in a real kernel, shows what came out and keeps it as a page.
+
+``python -m mlx_nb doctor`` says what this installation lacks.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,25 @@ def main(arguments: list[str] | None = None) -> int:
     demo_parser.add_argument(
         "--out", type=Path, default=Path("mlx_nb_demo"), help="folder for the executed notebook and the page"
     )
+    commands.add_parser("doctor", help="say what this installation lacks, and the command that mends it")
     options = parser.parse_args(arguments)
     try:
+        if options.command == "doctor":
+            return doctor()
         demo(options.out)
     except MlxNbError as error:
         print(f"mlx_nb: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def doctor() -> int:
+    """Print what `mlx_nb.session.doctor` finds; 1 if something keeps an engine from working."""
+    from .session.doctor import examine, report
+
+    findings = examine()
+    print(report(findings))
+    return int(any(finding.status == "problem" for finding in findings))
 
 
 def demo(out: Path) -> None:

@@ -12,6 +12,7 @@ import math
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ __all__ = [
     "needs",
     "needs_of",
     "precision",
+    "precision_of",
     "require_disk",
     "require_memory",
     "size",
@@ -37,6 +39,7 @@ LEAST_CONTEXT = 2048
 """Tokens that a model must have room for, to be worth loading."""
 
 _BITS = {"float32": 32, "float16": 16, "bfloat16": 16}
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _SIZE_IN_NAME = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)([bm])(?![A-Za-z0-9])", re.IGNORECASE)
 _BITS_IN_NAME = re.compile(r"(\d)-?bit", re.IGNORECASE)
 
@@ -106,15 +109,33 @@ def config_of(folder: Path) -> dict[str, Any] | None:
 
 def _numbers(file: Path, quantization: Mapping[str, Any] | None) -> int:
     """How many weights a safetensors file holds, packed ones counted singly."""
-    with file.open("rb") as stream:
-        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
     count = 0.0
-    for name, tensor in header.items():
-        if name == "__metadata__" or (quantization and name.endswith((".scales", ".biases"))):
+    for name, tensor in _header(file).items():
+        if quantization and name.endswith((".scales", ".biases")):
             continue
         packed = quantization is not None and tensor["dtype"] == "U32"
         count += math.prod(tensor["shape"]) * (32 / quantization["bits"] if packed and quantization else 1)
     return int(count)
+
+
+def _header(file: Path) -> dict[str, Any]:
+    """What a safetensors file says of its tensors."""
+    with file.open("rb") as stream:
+        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+    return {name: tensor for name, tensor in header.items() if name != "__metadata__"}
+
+
+def precision_of(folder: Path) -> str:
+    """`precision` of a folder in mlx-lm's format, by its weights if config.json doesn't say."""
+    said = precision(config_of(folder) or {})
+    file = next(iter(sorted(folder.glob("model*.safetensors"))), None)
+    if said or file is None:
+        return said
+    try:
+        found = Counter(tensor["dtype"] for tensor in _header(file).values())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return ""
+    return _DTYPES.get(found.most_common(1)[0][0], "") if found else ""
 
 
 def precision(config: Mapping[str, Any]) -> str:
@@ -197,7 +218,9 @@ def smaller(name: str, limit: int, *, float32: bool) -> tuple[str, int] | None:
 
 def size(count: float) -> str:
     """Bytes for people: "1.2 GB"."""
-    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.0f} MB"
+    if count >= 1e9:
+        return f"{count / 1e9:,.1f} GB"
+    return f"{count / 1e6:,.0f} MB" if count >= 1e6 else f"{count / 1e3:,.0f} kB"
 
 
 def _try(name: str, limit: int, *, float32: bool) -> str:

@@ -144,7 +144,7 @@ def _disk() -> Iterator[Finding]:
         there = next(parent for parent in (folder, *folder.parents) if parent.exists())
         free = shutil.disk_usage(there).free
         text = f"{fit.size(free)} free for {folder} ({setting})"
-        if not os.access(there, os.W_OK):
+        if not (there.is_dir() and os.access(there, os.W_OK)):
             yield Finding(
                 "disk", "problem", f"{folder} can't be written", f"let {setting} name another folder"
             )

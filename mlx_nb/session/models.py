@@ -71,19 +71,15 @@ def _in_hub_cache() -> Iterator[DiskModel]:
     for alias, repo in sources.aliases().items():
         of_repo.setdefault(repo, []).append(alias)
     for folder in _hub_folders():
-        blobs = list((folder / "blobs").glob("*"))
+        # A snapshot links to the files that hold its content.
+        files = [file for file in folder.rglob("*") if file.is_file() and not file.is_symlink()]
         snapshot = _snapshot(folder)
         complete = snapshot is not None and sources.is_complete(snapshot)
         # Other kinds of repositories have neither weights that we read nor a download under way.
-        if complete or any(blob.suffix == ".incomplete" for blob in blobs):
+        if complete or any(file.suffix == ".incomplete" for file in files):
             name = _repo(folder)
-            yield _described(
-                snapshot or folder,
-                name,
-                _bytes(blobs),
-                complete=complete,
-                aliases=tuple(of_repo.get(name, ())),
-            )
+            aliases = tuple(of_repo.get(name, ()))
+            yield _described(snapshot or folder, name, _bytes(files), complete=complete, aliases=aliases)
 
 
 def _snapshot(folder: Path) -> Path | None:
@@ -113,13 +109,12 @@ def _described(
 ) -> DiskModel:
     from ..backends.loader import half_precision_is_emulated
 
-    config = fit.config_of(folder)
     needed = fit.needs_of(folder, float32=half_precision_is_emulated()) if complete else None
     return DiskModel(
         name=name,
         path=folder,
         size=size,
-        precision="" if config is None else fit.precision(config),
+        precision=fit.precision_of(folder),
         memory=None if needed is None else needed.total,
         complete=complete,
         aliases=aliases,

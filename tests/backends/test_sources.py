@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import platformdirs
 import pytest
 
 from mlx_nb.backends import sources
-from mlx_nb.errors import ModelLoadError, UnknownModelError
+from mlx_nb.errors import EngineStopped, ModelLoadError, UnknownModelError
 from mlx_nb.outputs import LoadProgress
 
 
@@ -191,8 +192,8 @@ class Hub:
         self.asked.append(path)
         if self.refusal:
             return self.reply(request, b"", self.refusal[0], {"X-Error-Code": self.refusal[1]})
-        if path.endswith("/revision/main"):
-            siblings = [{"rfilename": name} for name in self.files]
+        if path.endswith(("/revision/main", "/models/org/name")):
+            siblings = [{"rfilename": name, "size": len(content)} for name, content in self.files.items()]
             return self.reply_json(request, {"id": "org/name", "sha": self.COMMIT, "siblings": siblings})
         if "/tree/" in path:
             tree = [
@@ -282,7 +283,11 @@ def test_a_repository_without_weights_we_can_read_says_so(hub: Hub) -> None:
     ("refusal", "line"),
     [
         ((404, "RepoNotFound"), "The Hub has no model org/name"),
-        ((403, "GatedRepo"), "org/name is gated: accept its terms .* `hf auth login`"),
+        (
+            (403, "GatedRepo"),
+            "org/name is gated: accept its terms at https://huggingface.co/org/name, .* `hf auth login`",
+        ),
+        ((401, "BadToken"), "`hf auth login`"),
     ],
 )
 def test_what_the_hub_refuses_is_one_line(refusal: tuple[int, str], line: str, hub: Hub) -> None:
@@ -290,6 +295,29 @@ def test_what_the_hub_refuses_is_one_line(refusal: tuple[int, str], line: str, h
     with pytest.raises(ModelLoadError, match=line) as caught:
         sources.fetch(sources.resolve("org/name"))
     assert "\n" not in str(caught.value)
+
+
+def test_what_has_no_room_is_not_downloaded(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.files = {"config.json": b'{"torch_dtype": "float32"}', "model.safetensors": b"w" * 2_000_000}
+    monkeypatch.setattr(sources.fit, "device_memory", lambda: 1_000_000)
+    with pytest.raises(ModelLoadError, match=r"org/name needs about 2 MB .* the engine may use 500 kB"):
+        sources.fetch(sources.resolve("org/name"), memory_share=0.5)
+    monkeypatch.setattr(sources.fit, "device_memory", lambda: 10**12)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=1_000_000))
+    with pytest.raises(ModelLoadError, match=r"org/name takes 2 MB on disk .* HF_HUB_CACHE"):
+        sources.fetch(sources.resolve("org/name"))
+    assert not any(path.endswith("safetensors") for path in hub.asked)
+
+
+def test_whoever_listens_can_end_a_download(hub: Hub) -> None:
+    hub.files = {"config.json": b"{}", "model.safetensors": b"w" * 3_000_000}
+
+    def stop(progress: LoadProgress) -> None:
+        if progress.fraction is not None:
+            raise EngineStopped("nobody wants it any more")
+
+    with pytest.raises(EngineStopped):
+        sources.fetch(sources.resolve("org/name"), stop)
 
 
 def test_no_network_is_one_line(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
