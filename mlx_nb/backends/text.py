@@ -194,12 +194,21 @@ class TokenizerCodec:
         if not tokenizer.has_thinking:
             return False
         tokens = list(prompt_token_ids)
-        return bool(tokenizer.rfind_think_start(tokens) > tokenizer.rfind_think_end(tokens))
+        begun = tokenizer.rfind_think_start(tokens)
+        # A marker in an earlier turn, a question about markers say, opens nothing.
+        return bool(
+            begun > tokenizer.rfind_think_end(tokens) and self.eos_token_ids.isdisjoint(tokens[begun:])
+        )
 
     def tool_calls(self, text: str, tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
         """The calls in what stood between a tool call's markers."""
         found = self.chat_tokenizer.tool_parser(text, list(tools) if tools else None)
-        return list(found) if isinstance(found, list) else [found]
+        calls = found if isinstance(found, list) else [found]
+        if not calls or not all(
+            isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls
+        ):
+            raise ValueError("that is no call")
+        return [{**call, "arguments": call.get("arguments") or {}} for call in calls]
 
     def detokenizer(self) -> WindowDetokenizer:
         """A fresh one for one answer."""

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models import make_tokenizer, tiny
 
-from mlx_nb.backends.text import TokenizerCodec, WindowDetokenizer
+from mlx_nb.backends.text import LeadingThought, TokenizerCodec, WindowDetokenizer
 
 CODEC = TokenizerCodec(tiny()[1], 400)
 TOKENIZER = make_tokenizer()
@@ -110,3 +110,28 @@ def test_several_threads_may_encode_and_decode_at_once() -> None:
 @pytest.mark.parametrize("text", ["", "plain", "<|im_start|>user\nHi<|im_end|>"])
 def test_special_tokens_are_read_and_shown(text: str) -> None:
     assert CODEC.decode(CODEC.encode(text)) == text
+
+
+# -- structured output's one thinking block --------------------------------------------------------------
+
+
+@st.composite
+def in_pieces(draw: st.DrawFn) -> list[str]:
+    parts = st.sampled_from(["<think>", "</think>", "<tool_call>", "<thi", "nk>", "</", "a", "{}"])
+    whole = "".join(draw(st.lists(parts, max_size=8)))
+    places = sorted(draw(st.lists(st.integers(0, len(whole)), max_size=8)))
+    return [whole[a:b] for a, b in zip([0, *places], [*places, len(whole)], strict=True)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(in_pieces(), st.booleans())
+def test_a_leading_thought_ends_once_and_all_after_it_is_the_answer(pieces: list[str], opened: bool) -> None:
+    whole = "".join(pieces)
+    splitter = LeadingThought("<think>", "</think>", thinking=opened)
+    found = [piece for text in pieces for piece in splitter.push(text)] + splitter.finish()
+    kinds = {kind: "".join(text for k, text in found if k == kind) for kind in ("reasoning", "answer")}
+    if opened or whole.startswith("<think>"):
+        reasoning, _, answer = (whole if opened else whole.removeprefix("<think>")).partition("</think>")
+    else:
+        reasoning, answer = "", whole
+    assert kinds == {"reasoning": reasoning, "answer": answer}
