@@ -111,7 +111,7 @@ class EngineCommands:
             engine.core.close()
             _say(f"{engine.name!r} ({engine.model}) is stopped")
 
-        return Work(engine.core.stop_now, stopped)
+        return Work(f"stopping {engine.name!r}", engine.core.stop_now, stopped)
 
     def _use(self, words: list[str]) -> None:
         name = _at_most_one(words, "use")
@@ -121,7 +121,11 @@ class EngineCommands:
 
     def _warm(self, words: list[str]) -> Pending:
         engine = self._session.get(_at_most_one(words, "warm"))
-        return Work(engine.core.warm_up_now, lambda _: _say(f"{engine.name!r} is warm"))
+        return Work(
+            f"warming {engine.name!r}",
+            engine.core.warm_up_now,
+            lambda _: _say(f"{engine.name!r} is warm"),
+        )
 
     # -- looking ----------------------------------------------------------------------------------------
 
@@ -189,15 +193,16 @@ class EngineCommands:
         stats = core.get_cache_stats()
         if stats is None and core.state == "running" and not core.config.scheduler_config.enable_prefix_cache:
             raise UsageError("this engine keeps no prefix cache: it was started with --no-prefix-cache")
+        what = f"cache {action}"
         match action:
             case "stats":
                 return self._give(stats, out)
             case "clear":
-                return Work(core.clear_prefix_cache, lambda _: _say("the prefix cache is empty"))
+                return Work(what, core.clear_prefix_cache, lambda _: _say("the prefix cache is empty"))
             case "save":
-                return Work(lambda: core.save_cache_to_disk(folders[0]), _saved(folders[0]))
+                return Work(what, lambda: core.save_cache_to_disk(folders[0]), _saved(folders[0]))
             case _:
-                return Work(lambda: core.load_cache_from_disk(folders[0]), _loaded(folders[0]))
+                return Work(what, lambda: core.load_cache_from_disk(folders[0]), _loaded(folders[0]))
 
     # -- models and this machine ------------------------------------------------------------------------
 
@@ -205,7 +210,7 @@ class EngineCommands:
         _none(words, "models")
         from ..session.models import on_disk
 
-        return Work(on_disk, lambda found: _say(self._table_of(found)))
+        return Work("looking for models", on_disk, lambda found: _say(self._table_of(found)))
 
     def _table_of(self, found: list[Any]) -> str:
         running: dict[str, list[str]] = {}
@@ -252,7 +257,7 @@ class EngineCommands:
                     except EngineNotStarted as error:
                         _say(f"✗ {error}")
 
-        return Work(examine, say)
+        return Work("the examination", examine, say)
 
     @staticmethod
     def _help(words: list[str]) -> None:

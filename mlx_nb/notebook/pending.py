@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from ..engine.core import EngineCore
@@ -38,25 +39,37 @@ class Work(Pending):
 
     Parameters
     ----------
+    what : str
+        For people: "warming 'default'".
     function : callable
         Called in this thread, or in another while the cell awaits.
     then : callable
         Gets its result; what it returns is the magic's value.
     """
 
-    def __init__(self, function: Callable[[], T], then: Callable[[T], Any]) -> None:
+    def __init__(self, what: str, function: Callable[[], T], then: Callable[[T], Any]) -> None:
+        self._what = what
         self._function: Callable[[], Any] = function
         self._then: Callable[[Any], Any] = then
 
     def wait(self) -> Any:
         """Block."""
-        with interrupts_raise():
+        with self._one_line(), interrupts_raise():
             result = self._function()
         return self._then(result)
 
     async def wait_awaited(self) -> Any:
         """Await it."""
-        return self._then(await asyncio.to_thread(self._function))
+        with self._one_line():
+            result = await asyncio.to_thread(self._function)
+        return self._then(result)
+
+    @contextlib.contextmanager
+    def _one_line(self) -> Iterator[None]:
+        try:
+            yield
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            raise interrupted(f"{self._what} was interrupted") from None
 
 
 class Loading(Pending):

@@ -35,6 +35,7 @@ class Cell:
     """What one executed cell has shown so far."""
 
     status: str = ""
+    reply: dict[str, Any] = field(default_factory=dict)
     error: tuple[str, str] = ("", "")
     traceback: list[str] = field(default_factory=list)
     stdout: str = ""
@@ -108,6 +109,14 @@ class KernelSession:
         assert cell.status == "ok", cell
         return ast.literal_eval(cell.stdout)
 
+    def complete(self, code: str) -> list[str]:
+        """What Tab offers at the end of the code."""
+        cell = Cell()
+        message = self._client.session.msg("complete_request", {"code": code, "cursor_pos": len(code)})
+        self._cells[message["header"]["msg_id"]] = cell
+        self._client.shell_channel.send(message)
+        return list(cell.wait().reply["matches"])
+
     def interrupt(self) -> float:
         """Send SIGINT; the time it was sent."""
         self._manager.interrupt_kernel()
@@ -140,7 +149,7 @@ class KernelSession:
 
     @staticmethod
     def _take_reply(cell: Cell, _type: str, content: Any) -> None:
-        cell.status, cell.done_at = content["status"], time.monotonic()
+        cell.status, cell.reply, cell.done_at = content["status"], content, time.monotonic()
         cell.replied.set()
 
     def _take_output(self, cell: Cell, kind: str, content: Any) -> None:
