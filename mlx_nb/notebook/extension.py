@@ -20,6 +20,7 @@ from ..session.session import default_session
 from .awaiting import AwaitMagics, RunningCells
 from .batch import OPTIONS as BATCH
 from .batch import BatchMagics, arun_batch
+from .chat import CHAT, ChatMagics
 from .completion import Completion
 from .kernel import in_kernel, interrupts_wake
 from .magics import GENERATE, MlxMagics
@@ -49,8 +50,12 @@ class Extension:
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell: Any = shell
         self._magics = _magics(shell)
-        self._all_magics = (self._magics, BatchMagics(shell))
-        self._coroutines = self._magics.awaitable | {"mlx_batch": functools.partial(arun_batch, shell)}
+        chat = ChatMagics(shell, self._magics)
+        self._all_magics = (self._magics, BatchMagics(shell), chat)
+        self._coroutines = self._magics.awaitable | {
+            "mlx_batch": functools.partial(arun_batch, shell),
+            "mlx_chat": chat.chat_awaited,
+        }
         self._cells = RunningCells()
         self._awaiting = AwaitMagics(shell, self._cells, self._coroutines, "mlx_nb.awaited")
         shell.register_magics(*self._all_magics)
@@ -63,7 +68,7 @@ class Extension:
             watch_cells(self._cells.outside)
         self._accessor = OnImport("pandas", _register_accessor)
         self._completion = Completion(
-            shell, default_session(), {"mlx_generate": GENERATE, "mlx_batch": BATCH}
+            shell, default_session(), {"mlx_generate": GENERATE, "mlx_batch": BATCH, "mlx_chat": CHAT}
         )
 
     def _begin(self, info: Any) -> None:

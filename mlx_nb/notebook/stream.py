@@ -322,8 +322,10 @@ class _Answer:
         """Queue the next turn."""
         ask, core = self._ask, self._ask.core
         tokens, boundary = ask.tokens(self._messages)
-        if ask.timeout is not None and self._deadline is None:
-            self._deadline = time.monotonic() + ask.timeout
+        left = ask.timeout
+        if left is not None:
+            self._deadline = self._deadline or time.monotonic() + left
+            left = left if self._messages is None else max(0.0, self._deadline - time.monotonic())
         core.submit(
             tokens,
             self._params,
@@ -331,7 +333,7 @@ class _Answer:
             prefix_boundary=boundary,
             preview=ask.prompt,
             tools=ask.tools.schemas if ask.tools else None,
-            timeout=None if self._deadline is None else max(0.0, self._deadline - time.monotonic()),
+            timeout=left,
         )
         self.open()
         self._progress = PromptProgress(core, self.id, len(tokens), self._view)
@@ -361,6 +363,7 @@ class _Answer:
         """Ask for the next turn, if the model waits for results of calls; else, or after the `last`, all is said."""
         if last or not self._turn:
             self.complete = True
+            self.close()
             return
         if self._messages is None:
             self._messages = messages_for(self._ask.prompt, self._ask.system)
@@ -373,8 +376,8 @@ class _Answer:
         self.last = RequestOutput(self.id)
         self.submit()
 
-    def close(self, reason: str, failure: str) -> None:
-        """Draw the end; `reason` and `failure` are those of an answer that has not ended by itself."""
+    def close(self, reason: str = "", failure: str = "") -> None:
+        """Draw the end, once; `reason` and `failure` are those of an answer that has not ended by itself."""
         if self.complete:
             failure = ""
         else:
@@ -393,8 +396,11 @@ class _Answer:
         return f"{self._label} · {line}" if self._label else line
 
     def result(self, cell: object) -> Result:
+        talk = self._ask.conversation
         return Result(
-            to_generation(self.last, self._params),
+            replace(
+                to_generation(self.last, self._params), turns_left_out=0 if talk is None else talk.left_out
+            ),
             self._ask.style,
             [*self._called, *self._turn],
             cell=cell,
