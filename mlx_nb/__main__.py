@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.command == "doctor":
             return doctor()
         demo(options.out)
-    except MlxNbError as error:
+    except (MlxNbError, OSError) as error:
         print(f"mlx_nb: {error}", file=sys.stderr)
         return 1
     return 0

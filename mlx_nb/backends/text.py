@@ -147,6 +147,10 @@ class TokenizerCodec:
 
         if not isinstance(tokenizer, TokenizerWrapper):
             tokenizer = TokenizerWrapper(tokenizer)
+        # Long prompts are refused by us, in one line; transformers would add a warning of its own.
+        notices = getattr(tokenizer, "deprecation_warnings", None)
+        if isinstance(notices, dict):
+            notices["sequence-length-is-longer-than-the-specified-maximum"] = True
         self.chat_tokenizer = tokenizer
         self.eos_token_ids = frozenset(tokenizer.eos_token_ids)
         self.vocabulary_size = vocabulary_size

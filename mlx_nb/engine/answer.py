@@ -235,9 +235,14 @@ class Answer:
 
 
 def _call(wakes: list[Callable[[], None]]) -> None:
-    """Tell listeners; one that fails is its own problem, not the engine's."""
+    """Tell listeners; one that fails, or exits, is its own problem, not the engine's."""
+    interrupted = False
     for wake in wakes:
         try:
             wake()
-        except Exception:
+        except KeyboardInterrupt:
+            interrupted = True
+        except BaseException:
             log.exception("mlx_nb: a listener of an answer failed")
+    if interrupted and threading.current_thread() is threading.main_thread():
+        raise KeyboardInterrupt

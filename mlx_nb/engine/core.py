@@ -34,6 +34,7 @@ __all__ = ["EngineCore"]
 
 T = TypeVar("T")
 
+_LIVE = {status.value for status in RequestStatus if not status.is_finished()}
 UNREAD_KEPT = 1024
 """Finished answers kept for a consumer that has not come yet."""
 
@@ -139,7 +140,7 @@ class EngineCore:
                     return
             else:
                 previous = self._evicting
-            self._evicting = None
+            self._evicting = self.progress = None
             self._worker = worker = Worker(self.config, self._factory, self._counters, _Progress(self))
             worker.when_ready(_Adopt(self, worker))
             worker.start(after=previous)
@@ -449,7 +450,9 @@ class EngineCore:
         """Counters, rates, memory (bytes) and one row per live request; cheap, from any thread."""
         worker, counters, now = self._worker, self._counters, time.monotonic()
         prompt_tps, generation_tps = counters.rates() if self.is_running() else (0.0, 0.0)
-        rows = [answer.describe(now) for answer in self._live()]
+        with worker.admission if worker else contextlib.nullcontext():
+            rows = [answer.describe(now) for answer in self._live()]
+        rows = [row for row in rows if row["status"] in _LIVE]  # one may have ended since
         running = sum(row["phase"] != "waiting" for row in rows)
         memory = worker.memory if worker else None
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import secrets
 import time
@@ -100,6 +101,8 @@ class Intake:
         if images or videos:
             name = self.info.name or "this model"
             raise RequestError(f"{name} takes text only: leave images and videos out")
+        if not isinstance(request_id, str | None):
+            raise RequestError(f"request_id must be a text, got {request_id!r}")
         tokens = self._tokens(prompt)
         if integer("prefix_boundary", prefix_boundary, low=0) > len(tokens):
             raise RequestError(
@@ -132,7 +135,12 @@ class Intake:
     def _tokens(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             try:
+                prompt.encode()
                 tokens = self.codec.encode(prompt)
+            except UnicodeEncodeError as error:
+                raise RequestError(
+                    f"the prompt holds half a character (a lone surrogate) at {error.start}: remove it"
+                ) from error
             except Exception as error:
                 raise RequestError(f"the tokenizer could not encode the prompt: {error}") from error
         elif isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
@@ -159,7 +167,11 @@ class Intake:
             )
 
     def _preview(self, prompt: Prompt) -> str:
-        text = prompt[:400] if isinstance(prompt, str) else self.codec.decode(prompt[:40])
+        text = ""
+        with contextlib.suppress(
+            Exception
+        ):  # a tokenizer's fault here costs people a preview, and nobody an answer
+            text = prompt[:400] if isinstance(prompt, str) else self.codec.decode(prompt[:40])
         return " ".join(text.split())[:120]
 
 

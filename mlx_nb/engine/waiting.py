@@ -8,6 +8,7 @@ import queue
 from collections.abc import Callable
 
 from .answer import Answer
+from .interrupts import interruptible
 
 __all__ = ["LoopNews", "ThreadNews", "on_loop", "on_thread"]
 
@@ -36,7 +37,8 @@ def on_thread(register: Register, timeout: float | None = None) -> bool:
     woken: queue.SimpleQueue[None] = queue.SimpleQueue()
     register(lambda: woken.put(None))
     try:
-        woken.get(timeout=timeout)
+        with interruptible():
+            woken.get(timeout=timeout)
     except queue.Empty:
         return False
     return True
@@ -96,7 +98,8 @@ class ThreadNews:
     def wait(self, timeout: float | None) -> None:
         """Block until there is news; TimeoutError after `timeout` seconds. Ctrl-C gets through."""
         try:
-            self._queue.get(timeout=timeout)
+            with interruptible():
+                self._queue.get(timeout=timeout)
         except queue.Empty:
             raise TimeoutError(f"no output within {timeout} s") from None
 

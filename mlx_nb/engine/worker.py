@@ -18,7 +18,7 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from ..backends.base import Backend, BackendFactory, CacheStats, Event, Fault, Memory, Prefilled, Token
@@ -55,6 +55,8 @@ class Worker:
         None until loaded.
     memory, cache_stats
         As last read by the thread; safe to look at from any.
+    admission : Lock
+        No request begins to run while it is held.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Worker:
         self.memory = Memory()
         self.cache_stats: CacheStats | None = None
         self.counters = counters
+        self.admission = threading.Lock()
         self._config = config
         self._factory: BackendFactory | None = factory
         self._on_progress = on_progress
@@ -280,15 +283,15 @@ class Worker:
     def _admit_and_preempt(self, backend: Backend) -> None:
         preempted = self._scheduler.preempt()
         for request in preempted:
-            backend.remove([request.request_id], keep=False)
             self._live[request.request_id].preempt()
+        self._remove(backend, [request.request_id for request in preempted])
         admitted = [] if preempted else self._scheduler.schedule()
         backend.reserve(self._scheduler.kv_bytes())
-        for request in admitted:
-            answer = self._live[request.request_id]
-            answer.begin()
-            for fault in self._insert(backend, answer):
-                self._fault(fault)
+        answers = [self._live[request.request_id] for request in admitted]
+        with self.admission:
+            for answer in answers:
+                answer.begin()
+        self._insert_all(backend, answers)
 
     def _events(self, backend: Backend) -> list[Event]:
         """What a step brings; a step that fails is the fault of the requests in it, and of no others."""
@@ -311,6 +314,21 @@ class Worker:
             return [Fault(answer.request.request_id, error)]
         return []
 
+    def _insert_all(self, backend: Backend, answers: Iterable[Answer]) -> None:
+        for answer in answers:
+            for fault in self._insert(backend, answer):
+                self._fault(fault)
+
+    def _remove(self, backend: Backend, request_ids: Sequence[str], *, keep: bool = False) -> None:
+        """Drop rows that the scheduler runs no more; should that fail, the others begin again from where they are."""
+        try:
+            backend.remove(request_ids, keep=keep)
+        except Exception:
+            log.exception("mlx_nb: rows could not be dropped one by one; the batch is made anew")
+            backend.reset()
+            running = [answer for i in self._scheduler.running if (answer := self._live.get(i)) is not None]
+            self._insert_all(backend, running)
+
     def _finish(self, backend: Backend, ended: dict[str, tuple[RequestStatus, BaseException | None]]) -> None:
         """Clear up after requests that ended, and only then tell: whoever hears of it finds all in order."""
         if not ended:
@@ -319,8 +337,8 @@ class Worker:
         whole = [i for i, (status, _) in ended.items() if status in _WHOLE]
         for request_id in ended:
             self._scheduler.remove(request_id)
-        backend.remove(whole, keep=True)
-        backend.remove([i for i in ended if i not in whole], keep=False)
+        self._remove(backend, whole, keep=True)
+        self._remove(backend, [i for i in ended if i not in whole])
         self.counters.processed += len(ended)
         if not self._scheduler:
             self._read(now=True)
@@ -343,6 +361,9 @@ class Worker:
             if answer.request.deadline is not None:
                 entry = (answer.request.deadline, next(self._deadline_numbers), answer)
                 heapq.heappush(self._deadlines, entry)
+                if len(self._deadlines) > 2 * len(self._live) + 64:  # most are of answers that have ended
+                    self._deadlines = [e for e in self._deadlines if not e[2].status.is_finished()]
+                    heapq.heapify(self._deadlines)
             self.counters.prompt_total += len(answer.request.prompt_token_ids)
 
     def _drop(self, answer: Answer) -> None:
@@ -353,7 +374,7 @@ class Worker:
         self.counters.processed += 1
         if self._scheduler.remove(request_id):
             assert self.backend is not None
-            self.backend.remove([request_id], keep=False)
+            self._remove(self.backend, [request_id])
             self._read(now=True)
 
     def _read(self, *, now: bool) -> None:

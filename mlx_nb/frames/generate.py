@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 
 from ..engine.core import EngineCore
+from ..engine.interrupts import ends_the_loop, interruptible
 from ..errors import RequestError
 from ..sampling import SamplingParams
-from ..session.interrupts import ends_the_loop, interruptible
 from ..session.session import default_session, prompt_for
 from .job import Ask, Job
 from .results import GenerationCancelled, GenerationInterrupted, Results

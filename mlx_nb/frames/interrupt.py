@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from ..session.interrupts import on_sigint
+from ..engine.interrupts import on_sigint
 
 __all__ = ["on_interrupt"]
 

@@ -15,7 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets import TraitError
 from traitlets.config import Config
 
-from ..session.interrupts import watch_cells
+from ..engine.interrupts import watch_cells
 from ..session.session import default_session
 from .awaiting import AwaitMagics, RunningCells
 from .batch import OPTIONS as BATCH

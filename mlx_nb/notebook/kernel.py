@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..session.interrupts import ends_the_loop
+from ..engine.interrupts import ends_the_loop
 
 __all__ = ["current_cell", "in_kernel", "interrupts_raise", "interrupts_wake"]
 
