@@ -139,7 +139,7 @@ class Intake:
                 tokens = self.codec.encode(prompt)
             except UnicodeEncodeError as error:
                 raise RequestError(
-                    f"the prompt holds half a character (a lone surrogate) at {error.start}: remove it"
+                    f"the tokenizer can't take half a character (a lone surrogate), at {error.start}: remove it"
                 ) from error
             except Exception as error:
                 raise RequestError(f"the tokenizer could not encode the prompt: {error}") from error
