@@ -44,13 +44,11 @@ class Option:
         As typed, the long one last: "-n --max-tokens".
     help : str
     value : str
-        What the value is called in the help; empty for a switch.
+        What the value is called in the help, or the values there are as "this|that"; empty for a switch.
     convert : callable
         Text to value; its ValueError refuses the text.
     many : bool
         May be given several times; the values come as a list.
-    choices : tuple of str
-        Values that completion offers; `convert`, or whoever gets the value, refuses others.
     """
 
     flags: str
@@ -58,7 +56,6 @@ class Option:
     value: str = ""
     convert: Callable[[str], Any] = str
     many: bool = False
-    choices: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

@@ -12,7 +12,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, magics_class, no_var_expand
 
 from .arguments import Option, Options, variable
-from .magics import SAMPLING
+from .magics import SAMPLING, with_options
 from .stream import interrupted, one_line_errors
 
 __all__ = ["BatchMagics", "arun_batch", "run_batch"]
@@ -35,8 +35,9 @@ class BatchMagics(Magics):
 
     @no_var_expand
     @cell_magic
+    @with_options(OPTIONS)
     def mlx_batch(self, line: str, cell: str) -> Any:
-        """Run a prompt over every row of a DataFrame: see `OPTIONS`."""
+        """Run the cell as a prompt over every row of a DataFrame."""
         return run_batch(self.shell, line, cell)
 
 

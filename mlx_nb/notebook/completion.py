@@ -17,6 +17,7 @@ from IPython.core.completer import (
     context_matcher,
 )
 
+from ..session.conversation import conversations
 from ..session.session import Session
 from .arguments import Option, Options
 from .engine_options import CACHE_ACTIONS, COMMANDS
@@ -122,9 +123,13 @@ class Completion:
         found = self._option(options, line.words, line.typed)
         if found is not None:
             return found
-        if name == "mlx_batch" and not _words_alone(options, line.words):
-            return self._that_begin(line.typed, self._variables(_is_tabular))
-        return [], ""
+        first: dict[str, Callable[[], Iterable[str]]] = {
+            "mlx_batch": lambda: self._variables(_is_tabular),
+            "mlx_chat": conversations,
+        }
+        if name not in first or _words_alone(options, line.words):
+            return [], ""
+        return self._that_begin(line.typed, first[name]())
 
     def _option(self, options: Options, words: list[str], typed: str) -> tuple[list[str], str] | None:
         """An option's name or value; None if something else is being typed."""
@@ -133,6 +138,7 @@ class Completion:
             flag, value = words[-1], typed
         option = options.by_flag(flag) if equals or words else None
         if option is not None and option.value:
+            value = value.rpartition(",")[2] if option.many else value  # --tools this,that
             return self._that_begin(value, self._values(option))
         if not typed.startswith("-"):
             return None
@@ -141,14 +147,19 @@ class Completion:
         return self._that_begin(typed, flags)
 
     def _values(self, option: Option) -> Iterable[str]:
+        if "|" in option.value:
+            return option.value.split("|")
         candidates: dict[str, Callable[[], Iterable[str]]] = {
             "engine": lambda: self._session.engines,
             "out": self._variables,
             "schema": lambda: self._variables(lambda value: isinstance(value, type | dict)),
+            "choices": lambda: self._variables(lambda value: isinstance(value, list | tuple)),
+            "grammar": lambda: self._variables(lambda value: isinstance(value, str)),
+            "logit_bias": lambda: self._variables(lambda value: isinstance(value, dict)),
             "tools": lambda: self._variables(callable),
             "remove": _aliases,
         }
-        return option.choices or candidates.get(option.name, tuple)()
+        return candidates.get(option.name, tuple)()
 
     def _variables(self, fits: Callable[[Any], bool] = lambda _: True) -> list[str]:
         hidden = self._shell.user_ns_hidden

@@ -22,7 +22,7 @@ _SCHEDULER = (
     Option("--prefill-batch-size", "prompts read together", "N", int),
     Option("--completion-batch-size", "most answers written together", "N", int),
     Option("--prefill-step-size", "most tokens of a prompt read in one step", "N", int),
-    Option("--policy", "order of requests: fcfs or priority", "NAME", choices=("fcfs", "priority")),
+    Option("--policy", "order of requests", "fcfs|priority"),
     Option("--cache-memory-mb", "most memory of the prefix cache, in MiB", "MB", float),
     Option("--cache-memory-percent", "or as a share (0 to 1) of what the engine may use", "P", float),
 )

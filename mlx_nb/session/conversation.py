@@ -19,7 +19,7 @@ from ..engine.core import EngineCore
 from ..errors import MlxNbError
 from ..prompts.chat import Message, chat_tokens, shared_tokens
 
-__all__ = ["Conversation", "Fitted", "Turn", "conversation"]
+__all__ = ["Conversation", "Fitted", "Turn", "conversation", "conversations"]
 
 FORMAT = "mlx_nb conversation"
 VERSION = 1
@@ -197,6 +197,11 @@ _named: dict[str, Conversation] = {}
 def conversation(name: str = "default") -> Conversation:
     """The conversation of this name, which magics and `chat` share; a new one if there is none yet."""
     return _named.setdefault(name, Conversation())
+
+
+def conversations() -> list[str]:
+    """The names that conversations have so far."""
+    return list(_named)
 
 
 def _read(messages: Any) -> tuple[str | None, list[Turn]]:

@@ -1,4 +1,4 @@
-"""``%mlx_engine`` in cells of a real kernel: what takes time is awaited, or blocks under ``%%time``; it stops at once."""
+"""``%mlx_engine`` in a real kernel: what takes time is awaited, or blocks under ``%%time``, and stops at once."""
 
 import time
 

@@ -9,7 +9,7 @@ import pytest
 from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 
-from mlx_nb import EngineCore, SamplingParams
+from mlx_nb import EngineCore, SamplingParams, conversation
 
 Complete = Callable[..., list[str]]
 
@@ -76,7 +76,18 @@ def test_values_of_options(complete: Complete, adopt: Callable[..., EngineCore],
     assert complete("%mlx_engine start demo --policy f") == ["%mlx_engine start demo --policy fcfs"]
     assert complete("%mlx_engine start demo --policy=pr") == ["%mlx_engine start demo --policy=priority"]
     assert complete("%%mlx_generate -e b") == ["%%mlx_generate -e big"]
+    assert complete("%%mlx_generate -f js") == ["%%mlx_generate -f json"]
+    shell.run_cell("class City: pass\ndef weather(city): pass\ndef time_in(city): pass")
+    assert complete("%%mlx_generate --schema Ci") == ["%%mlx_generate --schema City"]
+    assert complete("%%mlx_generate --tools weather,ti") == ["%%mlx_generate --tools weather,time_in"]
     assert complete("%%mlx_generate -o ans") == ["%%mlx_generate -o answer"]
+
+
+def test_conversations(complete: Complete) -> None:
+    conversation("my-plans")
+
+    assert complete("%%mlx_chat my") == ["%%mlx_chat my-plans"]
+    assert complete("%mlx_chat my-plans --un") == ["%mlx_chat my-plans --undo"]
 
 
 def test_engines_and_requests(complete: Complete, adopt: Callable[..., EngineCore]) -> None:
