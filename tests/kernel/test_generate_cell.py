@@ -159,3 +159,193 @@ def test_run_all_stops_at_a_bad_line(kernel: KernelSession) -> None:
     assert bad.wait().status == "error"
     assert bad.stderr == "UsageError: unknown option --temprature: did you mean --temperature?\n"
     assert after.wait().status == "aborted"
+
+
+SCRIPTS = """\
+from mlx_nb.backends.fake import EOS, text_tokens
+
+def says(text):
+    return lambda request: [*text_tokens(text), EOS]
+
+def calls(request):
+    told = bytes(request.prompt_token_ids).decode().count("\\ntool: ")
+    call = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
+    return [*text_tokens("It is three." if told else "I add." + call), EOS]
+
+adopt("thinking", script=says("<think>One and one, so two, I think.</think>Two."), step_s=0.02)
+adopt("calling", script=calls, step_s=0.002)
+default_session().use("default")
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+async def add_later(a: int, b: int) -> int:
+    await asyncio.sleep(0.01)
+    return a + b
+"""
+
+
+def test_reasoning_folds_while_it_streams_and_afterwards(kernel: KernelSession) -> None:
+    kernel.run(SCRIPTS)
+
+    cell = kernel.send("%mlx_generate -e thinking hi")
+    live = eventually(
+        lambda: next((d for d in cell.displays if "<details" in d.get("text/markdown", "")), None)
+    )
+
+    assert live["text/markdown"].startswith("<details open><summary>Reasoning</summary>")
+    cell.wait()
+    whole, note = cell.displays
+    assert whole["text/plain"] == "Reasoning:\nOne and one, so two, I think.\n\nTwo."
+    assert whole["text/markdown"].startswith("<details><summary>Reasoning</summary>")
+    assert whole["text/markdown"].endswith("</details>\n\n\n\nTwo.")
+    assert "stop" in note["text/plain"]
+    assert kernel.ask("(_.text, _.reasoning)") == ("Two.", "One and one, so two, I think.")
+
+
+@pytest.mark.parametrize("head", ["", "%%time\n"], ids=["awaited", "blocking"])
+@pytest.mark.parametrize("function", ["add", "add_later"])
+def test_each_turn_with_its_calls_has_a_display(kernel: KernelSession, head: str, function: str) -> None:
+    kernel.run(SCRIPTS)
+    kernel.run(f"calculate = {function}\ncalculate.__name__ = 'add'")
+
+    cell = kernel.run(f"{head}%mlx_generate -e calling --tools calculate --call 1 + 2?")
+
+    first, second, note = cell.displays
+    assert first["text/plain"] == "I add.\n\n→ add(a=1, b=2) → 3"
+    assert second["text/plain"] == "It is three."
+    assert "after 1 call" in note["text/plain"]
+    assert kernel.ask("([str(call) for call in _.calls], _.text)") == (["add(a=1, b=2) → 3"], "It is three.")
+
+
+@pytest.mark.parametrize("head", ["", "%%time\n"], ids=["awaited", "blocking"])
+def test_an_interrupt_ends_a_tool_and_the_cell(kernel: KernelSession, head: str) -> None:
+    kernel.run(SCRIPTS)
+    kernel.run("def add(a: int, b: int) -> int:\n    print('begun')\n    time.sleep(20)")
+    cell = kernel.send(f"{head}%mlx_generate -e calling --tools add --call 1 + 2?")
+    eventually(lambda: cell.stdout)
+
+    kernel.interrupt()
+    cell.wait(10)
+
+    assert cell.status == "error"
+    assert cell.error[0] == "KeyboardInterrupt"
+    assert kernel.run("%mlx_generate -n 3 --raw abc").texts[0] == "abc"
+
+
+@pytest.mark.parametrize("head", ["", "%%time\n"], ids=["awaited", "blocking"])
+def test_samples_stand_one_under_another_each_with_its_line(kernel: KernelSession, head: str) -> None:
+    cell = kernel.run(f"{head}%mlx_generate --n 3 -n 30 --raw abc")
+
+    assert cell.texts[::2] == ["abc" * 10] * 3
+    assert [text[:9] for text in cell.texts[1::2]] == ["1 of 3 · ", "2 of 3 · ", "3 of 3 · "]
+    assert cell.value is None
+    assert kernel.ask("[len(_), _[2].text]") == [3, "abc" * 10]
+    assert kernel.run("_").texts == ["abc" * 10] * 3
+
+
+def test_an_interrupt_keeps_what_there_is_of_each_sample(kernel: KernelSession) -> None:
+    for head in ("", "%%time\n"):
+        cell = kernel.send(f"{head}%mlx_generate --n 2 -n 100000 -o answers --raw abc")
+        eventually(lambda cell=cell: "abcabc" in str(cell.texts))
+
+        kernel.interrupt()
+        cell.wait()
+
+        assert cell.error[0] == "KeyboardInterrupt"
+        assert kernel.ask("[(a.finish_reason, a[:6]) for a in answers]") == [("abort", "abcabc")] * 2
+
+
+def test_a_background_answer_goes_on_in_its_cell(kernel: KernelSession) -> None:
+    first = kernel.run("%mlx_generate --bg -n 120 -o handle --raw abc")
+    assert first.texts[1] == "in the background"
+
+    second = kernel.run("before = len(handle.text); time.sleep(0.5); (before, len(handle.text), handle.done)")
+
+    before, after, done = eval(second.value or "")
+    assert (after > before + 15, done) == (True, False)
+    third = kernel.run("answer = await handle\nanswer.text")
+    assert third.value == repr("abc" * 40)
+    assert eventually(lambda: first.texts[0] == "abc" * 40)
+    assert eventually(lambda: first.texts[1].startswith("120 tokens · "))
+    assert second.displays == third.displays == []
+    assert kernel.run("answer").texts == ["abc" * 40]
+
+
+def test_a_background_handle_shows_its_state_in_other_cells(kernel: KernelSession) -> None:
+    first = kernel.run("%mlx_generate --bg -n 100000 --raw abc")
+    assert (first.value, len(first.displays)) == (None, 2)
+
+    shown = kernel.run("handle = _\nhandle")
+    assert shown.texts[0].startswith("<answer in the background: running, ")
+    ended = kernel.run("handle.abort(), handle.result(5).finish_reason")
+    assert ended.value == "(True, 'abort')"
+    assert eventually(lambda: "interrupted" in first.texts[1])
+
+
+def test_an_interrupted_wait_leaves_a_background_answer_alone(kernel: KernelSession) -> None:
+    kernel.run("%mlx_generate --bg -n 100000 -o handle --raw abc")
+    for wait in ("await handle", "handle.result()"):
+        cell = kernel.send(f"print('begun')\n{wait}")
+        eventually(lambda cell=cell: cell.stdout)
+
+        kernel.interrupt()
+        cell.wait()
+
+        assert cell.status == "error"
+        assert kernel.ask("handle.done") is False
+    assert kernel.ask("(handle.abort(), handle.result(5).finish_reason)") == (True, "abort")
+
+
+def test_a_fault_in_the_background_is_shown_where_it_began(kernel: KernelSession) -> None:
+    first = kernel.run("%mlx_generate --bg -n 100000 --timeout 0.3 --raw abc")
+
+    assert eventually(lambda: first.texts[1] == "failed: the request was not finished within 0.3 s")
+    assert first.texts[0].startswith("abc")
+
+
+def test_reading_a_long_prompt_shows_how_far_it_is(kernel: KernelSession) -> None:
+    kernel.run("slow = adopt('slow', step_s=0.3, context_length=100000); default_session().use('default')")
+    kernel.run("text = 'abc' * 5000")
+
+    for head in ("", "%%time\n"):
+        kernel.run("slow.clear_prefix_cache()")
+        cell = kernel.send(f"{head}%mlx_generate -e slow -n 2 --raw {{{{ text }}}}")
+        assert eventually(
+            lambda cell=cell: next((t for t in cell.texts if t.startswith("reading the prompt, ")), None)
+        ).endswith(" of 15,000 tokens")
+        cell.wait()
+        assert cell.texts[0] == "ab"
+
+
+def test_quiet_and_count_draw_nothing(kernel: KernelSession) -> None:
+    quiet = kernel.run("%mlx_generate -q -n 3 --raw abc")
+    assert (quiet.displays, quiet.stdout, quiet.value) == ([], "", None)
+    assert kernel.ask("_.text") == "abc"
+    assert kernel.run("%mlx_generate --count --raw abcd").value == "4"
+
+
+def test_a_page_is_drawn_as_a_frame_once_it_is_complete(kernel: KernelSession) -> None:
+    kernel.run(SCRIPTS)
+    kernel.run("adopt('page', script=says('<h1>Hi</h1><script>x</script>'), step_s=0.03)")
+
+    cell = kernel.send("%mlx_generate -e page -f html hi")
+    live = eventually(lambda: next((d for d in cell.displays if "<h1>" in d["text/plain"]), None))
+    assert set(live) == {"text/plain", "text/markdown"}
+    cell.wait()
+
+    assert cell.displays[0]["text/html"].startswith('<iframe sandbox="" srcdoc="&lt;meta ')
+    kernel.run("default_session().use('default')")
+
+
+def test_formats_and_tools_work_in_functions_loops_and_capture(kernel: KernelSession) -> None:
+    kernel.run(SCRIPTS)
+    kernel.run(
+        "def ask(plus):\n    %mlx_generate -q -e calling -o answer --tools plus --call hi\n    return answer\n"
+        "answers = [ask(add).text for _ in range(2)]"
+    )
+    assert kernel.ask("answers") == ["It is three."] * 2
+
+    kernel.run("%%capture seen\n%mlx_generate -e calling --tools add --call hi")
+    texts = kernel.ask("[each.data.get('text/plain') for each in seen.outputs]")
+    assert texts[:2] == ["I add.\n\n→ add(a=1, b=2) → 3", "It is three."]
