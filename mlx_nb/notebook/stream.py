@@ -19,12 +19,12 @@ from IPython.core.error import UsageError
 
 from ..engine.core import EngineCore
 from ..engine.intake import Prompt
-from ..errors import MlxNbError, RequestError
+from ..engine.interrupts import ends_the_loop
+from ..errors import MlxNbError
 from ..outputs import RequestOutput
 from ..prompts.chat import Message, messages_for
 from ..sampling import SamplingParams
 from ..session.conversation import Conversation
-from ..session.interrupts import ends_the_loop
 from ..session.session import prefix_boundary_for, prompt_for, to_generation
 from ..session.tools import Called, Tools
 from .formats import Said
@@ -81,11 +81,6 @@ class Ask:
         messages : sequence of messages, optional
             The conversation as it has become, in place of the prompt.
         """
-        tokenizer = self.core.codec.chat_tokenizer
-        if self.tools is not None and not getattr(tokenizer, "has_tool_calling", False):
-            raise RequestError("this model can't call tools: leave --tools out, or start one that can")
-        if self.params.thinking and not getattr(tokenizer, "has_thinking", False):
-            raise RequestError("this model doesn't think before it answers: leave --think out")
         if self.conversation is not None:
             fitted = self.conversation.fit(
                 self.core, self.prompt, max_tokens=self.params.max_tokens, thinking=self.params.thinking

@@ -35,13 +35,17 @@ def chat_tokens(
     Raises
     ------
     RequestError
-        When the template refuses the messages, or tools and thinking are asked of a model without a template.
+        When the template refuses the messages, or tools or thinking are asked of a model that can't do it.
     """
     tokenizer = codec.chat_tokenizer
     if not getattr(tokenizer, "has_chat_template", False):
         if tools or thinking is not None:
             raise RequestError("this model has no chat template: leave tools and thinking out")
         return codec.encode("\n\n".join(str(message["content"]) for message in messages))
+    if tools and not getattr(tokenizer, "has_tool_calling", False):
+        raise RequestError("this model can't call tools: leave tools out, or start one that can")
+    if thinking and not getattr(tokenizer, "has_thinking", False):
+        raise RequestError("this model doesn't think before it answers: leave thinking out")
     options: dict[str, Any] = {}
     if tools:
         options["tools"] = list(tools)

@@ -17,14 +17,15 @@ from typing import Any, overload
 from ..config import EngineConfig, SchedulerConfig
 from ..engine.async_core import AsyncEngineCore
 from ..engine.core import EngineCore
+from ..engine.interrupts import interruptible
 from ..errors import EngineNotStarted, RequestError
 from ..outputs import GenerationOutput, LoadProgress, RequestOutput
 from ..prompts.chat import Message
 from ..sampling import SamplingParams
 from .conversation import Conversation
 from .conversation import conversation as conversation_named
-from .interrupts import interruptible
 from .session import NamedEngine, default_session, prefix_boundary_for, prompt_for, to_generation
+from .tools import Tool
 
 __all__ = ["achat", "agenerate", "chat", "count_tokens", "generate", "start", "stop"]
 
@@ -33,6 +34,9 @@ Question = str | Sequence[Message]
 
 Engine = str | AsyncEngineCore | EngineCore
 """An engine's name, or an engine."""
+
+ToolLike = Callable[..., Any] | Mapping[str, Any]
+"""A Python function, or the schema of one."""
 
 
 def start(
@@ -117,7 +121,7 @@ def generate(
     engine: Engine | None = None,
     system: str | None = None,
     raw: bool = False,
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools: Sequence[ToolLike] | None = None,
     priority: int = 0,
     timeout: float | None = None,
     **sampling: Any,
@@ -137,8 +141,9 @@ def generate(
         What the model is told before the prompt.
     raw : bool
         Give a text to the model as it is, without chat template.
-    tools : sequence of dict, optional
-        Schemas of functions that the model may call; its calls come back in `tool_calls`.
+    tools : sequence of callable or dict, optional
+        What the model may call: Python functions, described by their annotations and docstrings, or schemas. Its
+        calls come back in `tool_calls`; nothing is called.
     priority : int
         Lower goes first under the "priority" policy.
     timeout : float, optional
@@ -174,7 +179,7 @@ async def agenerate(
     engine: Engine | None = None,
     system: str | None = None,
     raw: bool = False,
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools: Sequence[ToolLike] | None = None,
     priority: int = 0,
     timeout: float | None = None,
     **sampling: Any,
@@ -242,7 +247,7 @@ def count_tokens(
     engine: Engine | None = None,
     system: str | None = None,
     raw: bool = False,
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools: Sequence[ToolLike] | None = None,
     thinking: bool | None = None,
 ) -> int:
     """How many tokens the model would read for this prompt, the chat template's included unless `raw`."""
@@ -263,7 +268,7 @@ class _Asked:
     n: int | None
     system: str | None
     raw: bool
-    tools: Sequence[Mapping[str, Any]] | None
+    tools: Sequence[ToolLike] | None
     priority: int = 0
     timeout: float | None = None
 
@@ -325,7 +330,9 @@ class _Asked:
         return answers[0] if self.n is None else answers
 
     def _tools(self) -> list[dict[str, Any]] | None:
-        return [dict(tool) for tool in self.tools] if self.tools else None
+        if not self.tools:
+            return None
+        return [dict(tool) if isinstance(tool, Mapping) else Tool(tool).schema for tool in self.tools]
 
 
 class _Turn:

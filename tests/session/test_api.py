@@ -197,6 +197,29 @@ def test_tokens_are_counted_as_the_model_reads_them(adopt: Any) -> None:
     assert mlx_nb.count_tokens(messages) == mlx_nb.count_tokens("Hello")
 
 
+def test_functions_and_schemas_are_tools_and_calls_come_back(adopt: Any) -> None:
+    offered: list[Any] = []
+
+    def script(request: Any) -> list[int]:
+        offered.append(request.tools)
+        return text_tokens('<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</tool_call>')
+
+    def weather(city: str) -> str:
+        """Say how the weather is."""
+        raise AssertionError("nothing is called")
+
+    adopt(script)
+
+    answer = mlx_nb.generate("How is it in Paris?", tools=[weather])
+    mlx_nb.generate("How is it in Paris?", tools=offered[0])
+
+    assert answer.tool_calls == [{"name": "weather", "arguments": {"city": "Paris"}}]
+    assert offered[0] == offered[1]
+    assert offered[0][0]["function"]["description"] == "Say how the weather is."
+    with pytest.raises(ValueError, match="is no function"):
+        mlx_nb.generate("How is it?", tools=[3])  # type: ignore[list-item]
+
+
 def test_chat_remembers(adopt: Any) -> None:
     seen = prompts_seen(adopt)
     talk = Conversation("Be brief")
@@ -331,6 +354,13 @@ def test_a_model_that_does_not_load_leaves_nothing_behind(started: AsyncEngineCo
 
     assert list(default_session().engines) == ["default"]
     assert mlx_nb.current_engine() is started
+
+
+def test_what_a_model_can_not_do_is_refused(started: AsyncEngineCore) -> None:
+    with pytest.raises(RequestError, match="this model can't call tools: leave tools out"):
+        mlx_nb.generate("Hello", tools=[len])
+    with pytest.raises(RequestError, match="this model doesn't think before it answers: leave thinking out"):
+        mlx_nb.chat("Hello", Conversation(), thinking=True)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_5", "gemma3", "mamba2"])
