@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..backends import cpu_blas
+from ..backends import cpu_blas, sources
 from ..config import EngineConfig
 from ..engine.async_core import AsyncEngineCore
 from ..engine.core import EngineCore
@@ -105,7 +105,7 @@ class Session:
         name = name or "default"
         known = self._engines.get(name)
         if known is not None and known.core.is_running():
-            if known.model != model:
+            if _meant(known.model) != _meant(model):
                 raise MlxNbError(
                     f"engine {name!r} runs {known.model}: stop it first (%mlx_engine stop), or choose another --name"
                 )
@@ -179,6 +179,14 @@ class Session:
         for engine in engines:
             engine.core.stop_now(timeout)
             engine.core.close()
+
+
+def _meant(model: str) -> str:
+    """What a MODEL stands for, to tell whether two are the same."""
+    try:
+        return sources.resolve(model).value
+    except MlxNbError:
+        return model
 
 
 def _why_dead(engine: NamedEngine) -> str:

@@ -151,6 +151,15 @@ def test_starting_what_runs_is_a_note_and_another_model_needs_a_name(
     assert run("%mlx_generate -e default -n 2 --raw abc").value == "ab"
 
 
+def test_a_model_is_the_same_under_its_alias(run: Run, models: dict[str, Any]) -> None:
+    run("%mlx_engine start qwen3-0.6b")
+
+    again = run("%mlx_engine start mlx-community/Qwen3-0.6B-4bit")
+
+    assert (again.error, list(models)) == (None, ["qwen3-0.6b"])
+    assert again.out.startswith("qwen3-0.6b runs already, as 'default'")
+
+
 def test_a_failed_start_is_one_line_and_leaves_nothing(run: Run, models: dict[str, Any]) -> None:
     run("%mlx_engine start one")
 
