@@ -178,6 +178,8 @@ class BatchBackend:
         constraint = None
         if request.params.constraint is not None:
             constraint = self._grammars.constraint(request.params, request.prompt_token_ids)
+            for token in made:
+                constraint.advance(token)
         state, covered = self._prefix.fetch(tokens) if self._prefix else (None, 0)
         boundaries = self._boundaries(request, len(tokens) - 1)
         cuts = sorted({covered, *(b for b in boundaries if b > covered), len(tokens)})

@@ -76,10 +76,7 @@ class RowSampler:
     def add(
         self, uid: int, request: Request, constraint: Constraint | None = None, made: Sequence[int] = ()
     ) -> None:
-        """Take a row in, `made` being the tokens of its answer so far."""
-        if constraint is not None:
-            for token in made:
-                constraint.advance(token)
+        """Take a row in, `made` being the tokens of its answer so far, which `constraint` has seen."""
         self._rows[uid] = _Row(
             request.params, request.seed, request.prompt_token_ids, constraint, len(made), list(made)
         )

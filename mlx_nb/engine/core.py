@@ -486,7 +486,7 @@ class EngineCore:
 
     def save_cache_to_disk(self, cache_dir: str | Path) -> bool:
         """Write the stored prefixes to a folder, atomically; False if there are none."""
-        return self._call(lambda backend: backend.save_cache(Path(cache_dir)))
+        return not self._unloaded() and self._call(lambda backend: backend.save_cache(Path(cache_dir)))
 
     def load_cache_from_disk(self, cache_dir: str | Path) -> int:
         """Read prefixes that this very model saved; how many. CacheMismatchError for another model's."""
@@ -494,12 +494,14 @@ class EngineCore:
 
     def clear_prefix_cache(self) -> None:
         """Forget the stored prefixes and give their memory back to the system."""
-        self._call(lambda backend: backend.clear_prefix_cache())
+        if not self._unloaded():
+            self._call(lambda backend: backend.clear_prefix_cache())
 
     def clear_prefix_cache_soon(self) -> None:
         """`clear_prefix_cache` without waiting for it."""
         with contextlib.suppress(EngineStopped, EngineNotStarted):
-            self._started().call(lambda backend: backend.clear_prefix_cache())
+            if not self._unloaded():
+                self._started().call(lambda backend: backend.clear_prefix_cache())
 
     async def warm_up(self) -> None:
         """Compile what the first requests need, so that they don't wait for it (seconds to minutes on a GPU)."""
@@ -514,7 +516,14 @@ class EngineCore:
 
     def clear_runtime_caches(self) -> dict[str, Any] | None:
         """Empty prefix cache and MLX's buffer pool; the bytes freed. None if the engine isn't running."""
+        if self._unloaded():
+            return {"prefix_cache_bytes": 0, "pool_bytes": 0}
         return self._call(lambda backend: backend.clear_runtime_caches()) if self.is_running() else None
+
+    def _unloaded(self) -> bool:
+        """Whether the model has left memory for want of requests: then there is nothing to save or clear."""
+        worker = self._worker
+        return worker is not None and worker.state == "running" and worker.backend is None
 
     def _call(self, action: Callable[[Backend], T]) -> T:
         self.wait_ready()
