@@ -265,15 +265,16 @@ def _download_snapshot(repo: str, report: OnProgress, memory_share: float) -> Pa
 
 def _check_room(repo: str, memory_share: float) -> None:
     """Refuse what neither the disk nor memory has room for, before it is downloaded."""
-    from huggingface_hub import HfApi, constants, hf_hub_download
+    from huggingface_hub import HfApi, constants, snapshot_download
 
     from .loader import half_precision_is_emulated
 
     try:
         info = HfApi().model_info(repo, files_metadata=True, timeout=10)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-        file = hf_hub_download(repo, "config.json", revision=info.sha)
-        config = json.loads(Path(file).read_text(encoding="utf-8"))
+        silent = _bar_class(repo, lambda _: None)
+        folder = Path(snapshot_download(repo, allow_patterns=["config.json"], tqdm_class=silent))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except Exception:  # the download that follows meets it as well, and says what to do
         return
     wanted = {

@@ -301,8 +301,12 @@ def _none(words: list[str], command: str) -> None:
 def _describe(engine: NamedEngine) -> str:
     core = engine.core
     parts = [engine.name, core.model_name or engine.model, core.state]
+    if core.state == "loading" and core.progress is not None:
+        parts.append(core.progress.message)
     if core.state == "failed":
-        parts.append(f"{core.failure} · %mlx_engine restart {engine.name}")
+        parts.append(str(core.failure))
+    if core.state in ("failed", "stopped"):
+        parts.append(f"%mlx_engine restart {engine.name}")
     if core.state == "running":
         stats = core.get_stats()
         parts.append(f"{stats['num_running']} running, {stats['num_waiting']} waiting")

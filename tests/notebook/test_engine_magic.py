@@ -203,6 +203,7 @@ def test_a_stopped_engine_says_how_to_have_it_back(run: Run, adopt: Adopt) -> No
     assert run("%mlx_generate hi").err == (
         "UsageError: engine 'default' is stopped: start it again with %mlx_engine restart default\n"
     )
+    assert run("%mlx_engine list").out == "* default · fake · stopped · %mlx_engine restart default\n"
     run("%mlx_engine restart")
     assert run("%mlx_generate -n 2 --raw abc").value == "ab"
 
