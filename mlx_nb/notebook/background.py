@@ -36,6 +36,7 @@ class Background:
         self._stream = Stream(shell, ask, background=True)
         self._future: Future[Result | Samples] = Future()
         self._future.set_running_or_notify_cancel()  # cancelling a wait for it leaves it alone
+        self._redrawn = False
         with one_line_errors():
             if ask.core.state == "running":
                 self._stream.submit()
@@ -64,7 +65,19 @@ class Background:
             self._future.set_result(result)
 
     def __await__(self) -> Generator[Any, None, Result | Samples]:
-        return asyncio.wrap_future(self._future).__await__()
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> Result | Samples:
+        try:
+            return await asyncio.wrap_future(self._future)
+        finally:
+            self._redraw()
+
+    def _redraw(self) -> None:
+        """For those (nbclient) who leave out what a cell draws after its end: the cell that waits draws it again."""
+        if self._future.done() and not self._redrawn and self._cell != current_cell(self._shell):
+            self._redrawn = True
+            self._stream.redraw()
 
     def result(self, timeout: float | None = None) -> Result | Samples:
         """Wait for the answer (a list of them for several samples).
@@ -83,6 +96,8 @@ class Background:
                 if self._future.done():  # it is the request's own
                     raise
                 raise TimeoutError(f"the answer is not complete after {timeout:g} s; it goes on") from None
+            finally:
+                self._redraw()
 
     @property
     def text(self) -> str | list[str]:

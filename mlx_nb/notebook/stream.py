@@ -223,6 +223,11 @@ class Stream:
         for answer in self._answers:
             self._core.abort(answer.id)
 
+    def redraw(self) -> None:
+        """Draw the answers once more, on behalf of the cell that runs now."""
+        for answer in self._answers:
+            answer.redraw()
+
     @property
     def outputs(self) -> list[RequestOutput]:
         """What there is of each answer."""
@@ -380,6 +385,9 @@ class _Answer:
         if self._opened and not self._closed:
             self._closed = True
             self._view.close(Said.of(self.last, self._turn), failure or self._note())
+
+    def redraw(self) -> None:
+        self._view.redraw()
 
     def _note(self) -> str:
         line = finish_line(self.last, len(self._called))

@@ -14,7 +14,7 @@ from IPython.display import display
 
 from ..engine.core import EngineCore
 from ..outputs import RequestOutput
-from .formats import Said, bundle, plain_text, small
+from .formats import Bundle, Said, bundle, plain_text, small
 from .kernel import in_kernel
 
 __all__ = ["PromptProgress", "StatusLine", "View", "count", "finish_line", "place", "view_for"]
@@ -48,6 +48,9 @@ class View(Protocol):
     def close(self, said: Said, note: str) -> None:
         """The whole answer, and a line about it."""
 
+    def redraw(self) -> None:
+        """Draw all of it once more, on behalf of the cell that runs now."""
+
 
 def view_for(shell: Any, style: str, *, hidden: bool = False, label: str = "", share: int = 1) -> View:
     """The view that suits where the shell runs.
@@ -79,6 +82,7 @@ class CellView:
         self._said = Said()
         self._drawn_at = 0.0
         self._pending: Any = None
+        self._settled: list[tuple[Any, Bundle]] = []
 
     def open(self) -> None:
         """Show that the answer will come here."""
@@ -123,7 +127,16 @@ class CellView:
         if self._note is None:
             place(small(note))
         else:
-            self._note.update(small(note), raw=True)
+            self._replace(self._note, small(note))
+
+    def redraw(self) -> None:
+        """Update what was drawn in displays of its own to what it is."""
+        for handle, what in self._settled:
+            handle.update(what, raw=True)
+
+    def _replace(self, handle: Any, what: Bundle) -> None:
+        handle.update(what, raw=True)
+        self._settled.append((handle, what))
 
     def _settle(self, said: Said) -> None:
         self._forget_pending()
@@ -131,7 +144,7 @@ class CellView:
         if self._handle is None:
             place(whole)
         else:
-            self._handle.update(whole, raw=True)
+            self._replace(self._handle, whole)
 
 
 class TerminalView:
@@ -181,6 +194,9 @@ class TerminalView:
         self._end(said)
         sys.stdout.write(f"({note})\n")
 
+    def redraw(self) -> None:
+        """Nothing: what is printed stays."""
+
     def _end(self, said: Said) -> None:
         if self._whole:
             sys.stdout.write(bundle(said, "json")["text/plain"])
@@ -207,6 +223,9 @@ class _NoView:
         """Nothing."""
 
     def close(self, said: Said, note: str) -> None:
+        """Nothing."""
+
+    def redraw(self) -> None:
         """Nothing."""
 
 
