@@ -52,8 +52,10 @@ class EngineMachine(RuleBasedStateMachine):
             None,
             None,
             EngineConfig(scheduler_config=scheduler),
-            backend=fake_backend(script, kv_budget=memory),
+            backend=self._backend(fake_backend(script, kv_budget=memory)),
         )
+        self.breaking = False
+        self.broken = False
         self.number = 0
         self.ends: dict[str, list[RequestOutput]] = {}
         self.prompts: dict[str, str] = {}
@@ -62,6 +64,33 @@ class EngineMachine(RuleBasedStateMachine):
         self.streams: dict[str, Any] = {}
         self.seen: dict[str, str] = {}
         self.start()
+
+    def _backend(self, make: Any) -> Any:
+        """Whose next step fails when `breaking`; every second request had no part in it."""
+
+        def made(config: Any, on_progress: Any) -> Any:
+            backend = make(config, on_progress)
+            insert, step, reset = backend.insert, backend.next, backend.reset
+            inserted: dict[str, None] = {}
+
+            def noted(request: Any, made: Any = ()) -> None:
+                inserted[request.request_id] = None
+                insert(request, made)
+
+            def failing() -> Any:
+                if self.breaking:
+                    self.breaking = False
+                    raise OverflowError("the step's fault")
+                return step()
+
+            def sparing() -> list[str]:
+                reset()
+                return list(inserted)[::2]
+
+            backend.insert, backend.next, backend.reset = noted, failing, sparing
+            return backend
+
+        return made
 
     def running(self) -> bool:
         return self.engine.state == "running"
@@ -114,6 +143,10 @@ class EngineMachine(RuleBasedStateMachine):
     def _some_stream(self, pick: int) -> str | None:
         return sorted(self.streams)[pick % len(self.streams)] if self.streams else None
 
+    @rule()
+    def break_a_step(self) -> None:
+        self.broken = self.breaking = True
+
     @rule(millis=st.integers(0, 3))
     def wait(self, millis: int) -> None:
         time.sleep(millis / 1000)
@@ -143,7 +176,9 @@ class EngineMachine(RuleBasedStateMachine):
             del self.streams[name]
             return False
         except (ArithmeticError, EngineStopped, RequestError) as error:
-            if isinstance(error, ArithmeticError):
+            if isinstance(error, OverflowError):  # an ArithmeticError as well
+                assert self.broken
+            elif isinstance(error, ArithmeticError):
                 assert self.prompts[name].endswith(FAULT)
             del self.streams[name]
             return False
@@ -180,6 +215,7 @@ class EngineMachine(RuleBasedStateMachine):
                 elif output.finish_reason == "error":
                     kind = ArithmeticError if name not in self.stopped else (ArithmeticError, EngineStopped)
                     assert isinstance(output.error, kind)
+                    assert self.broken or not isinstance(output.error, OverflowError)
                 else:
                     assert output.finish_reason == "abort"
 

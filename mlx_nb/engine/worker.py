@@ -356,6 +356,8 @@ class Worker:
         if answer.status.is_finished():  # aborted meanwhile, or nothing was asked for
             self.counters.processed += 1
         else:
+            if (former := self._live.get(answer.request.request_id)) is not None:
+                self._drop(former)  # aborted; its id is in use again before we were told to drop it
             self._live[answer.request.request_id] = answer
             self._scheduler.add(answer.request)
             if answer.request.deadline is not None:

@@ -121,6 +121,7 @@ BAD = {
     "videos": ("q", {"videos": ["cat.mp4"]}, "text only"),
     "a boundary beyond the prompt": ("abc", {"prefix_boundary": 9}, "prefix_boundary"),
     "a negative boundary": ("abc", {"prefix_boundary": -1}, "prefix_boundary"),
+    "an id that is no text": ("abc", {"request_id": 5}, "request_id"),
     "a priority that is no number": ("abc", {"priority": "high"}, "priority"),
 }
 
@@ -176,6 +177,32 @@ async def test_an_id_can_be_used_again_once_its_answer_was_read(start: Make) -> 
     engine = start(says("yes"))
     for _ in range(3):
         assert (await engine.generate("q", request_id="same")).request_id == "same"
+
+
+@pytest.mark.parametrize("phase", ["waiting", "prefill", "decode"])
+async def test_an_id_can_be_used_again_from_the_news_of_its_abort(phase: str, start: Make) -> None:
+    first = "first" if phase != "prefill" else "first" * 600
+    script = by_prompt({first: for_ever, "second": says("two"), "busy": for_ever})
+    engine = start(script, step_s=0.002, config={"max_num_seqs": 2, "prefill_step_size": 8})
+    busy = [engine.submit("busy", LONG) for _ in range(2 if phase == "waiting" else 0)]
+    got: list[str] = []
+
+    def again(_: Any) -> None:  # while the abort is under way
+        engine.submit("second", request_id="same", on_done=lambda output: got.append(output.output_text))
+
+    engine.submit(first, LONG, "same", on_done=again)
+    await until(
+        lambda: phase in [r["phase"] for r in engine.get_stats()["requests"] if r["request_id"] == "same"]
+    )
+    assert engine.abort("same")
+    for request_id in busy:
+        engine.abort(request_id)
+    await until(lambda: got)
+    assert got == ["two"]
+    await until(lambda: engine.get_stats()["num_requests_processed"] == 2 + len(busy))
+    steps = engine.get_stats()["steps_executed"]
+    await asyncio.sleep(0.05)
+    assert engine.get_stats()["steps_executed"] == steps  # nothing of the first runs on
 
 
 async def test_an_unknown_id_can_be_neither_streamed_nor_aborted(start: Make) -> None:

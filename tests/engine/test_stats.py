@@ -1,10 +1,11 @@
 """Statistics: the contract's names, consistent at any moment, cheap to read."""
 
 import asyncio
+import threading
 import time
 from typing import Any
 
-from scripts import for_ever, says, until, wait_until
+from scripts import by_prompt, for_ever, raises, says, until, wait_until
 
 from mlx_nb import SamplingParams
 
@@ -20,6 +21,13 @@ ROW_NAMES = {
     "request_id", "status", "phase", "prompt_tokens", "completion_tokens", "max_tokens", "progress", "elapsed_s",
     "ttft_s", "tokens_per_second", "cache_hit_type", "cached_tokens",
 }  # fmt: skip
+RISING = (
+    "steps_executed",
+    "num_requests_processed",
+    "total_prompt_tokens",
+    "total_completion_tokens",
+    "uptime_seconds",
+)
 CACHE_NAMES = {
     "hits", "misses", "hit_rate", "evictions", "tokens_saved", "entry_count", "current_memory_mb", "max_memory_mb",
     "memory_utilization",
@@ -105,3 +113,59 @@ def test_reading_is_cheap_under_load(start: Make) -> None:
 async def test_timings_are_in_order(start: Make) -> None:
     output = await start(says("hello"), step_s=0.002).generate("q")
     assert 0 <= output.timings["queue_s"] <= output.timings["ttft_s"] <= output.timings["total_s"]
+
+
+def test_statistics_are_consistent_at_every_moment(start: Make) -> None:
+    """Read as fast as possible from two threads, while requests come, go, fail, are aborted and make room."""
+    engine = start(
+        by_prompt({"bad": raises(ArithmeticError("bad"), after=3)}),
+        kv_budget=1500,
+        config={"max_num_seqs": 3},
+    )
+    over = threading.Event()
+    wrong: list[Any] = []
+    looks = 0
+
+    def look() -> None:
+        nonlocal looks
+        before = engine.get_stats()
+        while not over.is_set():
+            stats = engine.get_stats()
+            looks += 1
+            rows = stats["requests"]
+            phases = [row["phase"] for row in rows]
+            if not (
+                stats["active_requests"] == stats["num_waiting"] + stats["num_running"] == len(rows)
+                and stats["num_running"] == len(rows) - phases.count("waiting") <= stats["max_running"] == 3
+                and all(row["status"] in ("waiting", "running", "preempted") for row in rows)
+                and all(0 <= row["progress"] <= 1 for row in rows)
+                and all(row["completion_tokens"] <= row["max_tokens"] for row in rows)
+                and all(row["cached_tokens"] <= row["prompt_tokens"] for row in rows)
+                and len({row["request_id"] for row in rows}) == len(rows)
+                and all(stats[name] >= before[name] for name in RISING)
+                and stats["prefix_cache"]["hits"] >= before["prefix_cache"]["hits"]
+                and 0 <= stats["prefix_cache"]["hit_rate"] <= 1
+            ):
+                wrong.append(stats)
+                return
+            before = stats
+
+    watchers = [threading.Thread(target=look) for _ in range(2)]
+    for watcher in watchers:
+        watcher.start()
+    for n in range(60):
+        ids = [engine.submit(prompt) for prompt in ("bad", f"good {n}", "other")]
+        engine.submit("unread")
+        if n % 3 == 0:
+            engine.abort(ids[2])
+        for request_id in ids:
+            try:
+                list(engine.stream_sync(request_id, timeout=30))
+            except ArithmeticError:
+                assert request_id == ids[0]
+    over.set()
+    for watcher in watchers:
+        watcher.join(30)
+    assert wrong == []
+    assert looks > 20
+    wait_until(lambda: engine.get_stats()["num_requests_processed"] == 240)

@@ -238,6 +238,24 @@ def test_rows_that_made_room_for_others_go_on_where_they_were(family: str, load:
 
 
 @pytest.mark.parametrize("family", KINDS)
+def test_what_ran_before_changes_nothing(family: str, start: Any, alone: Any) -> None:
+    """Warm-up, answers that ended on a stop string or token, hot and seeded ones, an aborted one."""
+    engine: EngineCore = start(family)
+    engine.warm_up_now()
+    _, text = alone(family, PROMPTS[5])
+    cut = engine.generate_sync(PROMPTS[5], greedy(stop=text[len(text) // 2 :][:3]))
+    assert (cut.finish_reason, text.startswith(cut.output_text)) == ("stop", True)
+    token = alone(family, PROMPTS[4])[0][LENGTH // 2]
+    assert engine.generate_sync(PROMPTS[4], greedy(stop_token_ids=[token])).finish_reason == "stop"
+    engine.generate_batch_sync(PROMPTS[3:7], SamplingParams(LENGTH, 1.5, seed=1))
+    for output in engine.stream_sync(engine.submit(PROMPTS[6], greedy(500, ignore_eos=True))):
+        if output.completion_tokens > 3:
+            break
+    for prompt in PROMPTS[3:7]:
+        assert engine.generate_sync(prompt, greedy()).output_token_ids == alone(family, prompt)[0]
+
+
+@pytest.mark.parametrize("family", KINDS)
 def test_saved_prefixes_give_the_same_answers(family: str, start: Any, alone: Any, tmp_path: Any) -> None:
     first = start(family)
     first.generate_batch_sync(PROMPTS, greedy())
