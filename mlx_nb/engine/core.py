@@ -119,6 +119,11 @@ class EngineCore:
         return self.info.context_length
 
     @property
+    def max_in_memory(self) -> int | None:
+        """Tokens that a prompt and its `max_tokens` may have together, if memory is bounded; after loading."""
+        return self._open().fits_in_memory
+
+    @property
     def codec(self) -> Codec:
         """Text to token ids and back; after loading."""
         return self._open().codec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import itertools
 import secrets
@@ -20,6 +21,8 @@ from ..validation import integer, number
 __all__ = ["Intake", "Prompt", "RequestOptions"]
 
 Prompt = str | list[int]
+
+_MOST = 2**32
 
 
 class RequestOptions(TypedDict, total=False):
@@ -125,6 +128,15 @@ class Intake:
         )
         self._check(request)
         return request
+
+    @property
+    def fits_in_memory(self) -> int | None:
+        """Most tokens of a request, prompt and max_tokens together; None without a budget."""
+        if self._kv_budget is None:
+            return None
+        return (
+            bisect.bisect_right(range(_MOST), self._kv_budget, key=lambda n: self._footprint.bytes([n])) - 1
+        )
 
     def limit(self, request: Request) -> int:
         """Tokens that its answer may have: max_tokens, or what is left of the context."""

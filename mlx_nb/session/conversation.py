@@ -86,8 +86,9 @@ class Conversation:
     ) -> Fitted:
         """The prompt for the next question: the newest turns that fit.
 
-        The answer gets room for `max_tokens`, but half of the context at most. When turns have to go, a quarter of
-        what is left goes free with them: the next prompts then begin alike, and the prefix cache serves them.
+        The answer gets room for `max_tokens`, but half of the context at most; where memory is scarcer than the
+        context, it is the bound. When turns have to go, a quarter of what is left goes free with them: the next
+        prompts then begin alike, and the prefix cache serves them.
 
         Raises
         ------
@@ -104,15 +105,12 @@ class Conversation:
         def tokens(left_out: int) -> list[int]:
             return chat_tokens(engine.codec, messages(left_out), thinking=thinking)
 
-        left_out, context = min(self.left_out, len(self._turns)), engine.max_context
+        left_out, room = min(self.left_out, len(self._turns)), _room(engine, max_tokens)
         fitted = tokens(left_out)
-        if context is not None:
-            room = context - min(max_tokens, context // 2)
-            if len(fitted) > room:
-                fewer = range(left_out, len(self._turns))
-                roomy = bisect.bisect_left(fewer, True, key=lambda k: len(tokens(k)) <= room * 3 // 4)
-                left_out += roomy
-                fitted = tokens(left_out)
+        if room is not None and len(fitted) > room:
+            fewer = range(left_out, len(self._turns))
+            left_out += bisect.bisect_left(fewer, True, key=lambda k: len(tokens(k)) <= room * 3 // 4)
+            fitted = tokens(left_out)
         self.left_out = left_out
         boundary = shared_tokens(engine.codec, messages(left_out), fitted, thinking=thinking)
         return Fitted(fitted, boundary, left_out)
@@ -202,6 +200,14 @@ def conversation(name: str = "default") -> Conversation:
 def conversations() -> list[str]:
     """The names that conversations have so far."""
     return list(_named)
+
+
+def _room(engine: EngineCore, max_tokens: int) -> int | None:
+    """Tokens that a prompt may have; None for any number."""
+    context, most = engine.max_context, engine.max_in_memory
+    if most is not None and (context is None or most < context):
+        return most - max_tokens
+    return None if context is None else context - min(max_tokens, context // 2)
 
 
 def _read(messages: Any) -> tuple[str | None, list[Turn]]:

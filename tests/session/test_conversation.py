@@ -61,10 +61,24 @@ def test_turns_that_were_left_out_stay_out_so_that_later_prompts_begin_alike(ado
     assert after.tokens[: before.prefix_boundary] == before.tokens[: before.prefix_boundary]
 
 
-def test_an_answer_that_fills_the_context_leaves_half_of_it_to_the_turns(adopt: Any) -> None:
-    engine = adopt(context_length=500)
+@pytest.mark.parametrize("kv_budget", [None, 768])
+def test_an_answer_that_fills_the_context_leaves_half_of_it_to_the_turns(
+    adopt: Any, kv_budget: int | None
+) -> None:
+    engine = adopt(context_length=500, kv_budget=kv_budget)
 
     assert Conversation(turns=TURNS).fit(engine, "And now?", max_tokens=10_000).left_out == 0
+
+
+def test_memory_bounds_a_conversation_as_the_context_does(adopt: Any) -> None:
+    adopt(kv_budget=512, script=lambda request: iter(b"fine"))
+    talk = Conversation(turns=TURNS * 4)
+
+    answer = chat("And now?", talk, max_tokens=200)
+
+    assert answer.text == "fine"
+    assert answer.prompt_tokens <= 312
+    assert answer.turns_left_out > 8
 
 
 def test_a_model_without_a_known_context_gets_everything(adopt: Any) -> None:
