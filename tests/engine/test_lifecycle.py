@@ -413,7 +413,7 @@ async def test_generation_goes_on_while_the_loop_is_blocked(make: Make) -> None:
 
 
 async def test_no_call_on_the_loop_blocks_it_for_long(make: Make) -> None:
-    engine = make(for_ever, step_s=0.05, load_s=0.2)
+    engine = make(for_ever, step_s=0.5, load_s=1.0)
     longest = 0.0
     over = False
 
@@ -429,7 +429,7 @@ async def test_no_call_on_the_loop_blocks_it_for_long(make: Make) -> None:
     request_id = await engine.add_request("q", LONG)
     answer = asyncio.create_task(engine.generate("q", LONG))
     async for output in engine.stream_outputs(request_id):
-        if output.completion_tokens > 3:
+        if output.completion_tokens:
             break
     await engine.abort_request(request_id)
     engine.get_stats()
@@ -438,7 +438,7 @@ async def test_no_call_on_the_loop_blocks_it_for_long(make: Make) -> None:
     await engine.stop()
     over = True
     await watcher
-    assert longest < 0.15  # a load takes 0.2 s, three steps as long
+    assert longest < 0.45  # a step takes longer, and so does loading
 
 
 def test_an_idle_engine_uses_no_cpu(make: Make) -> None:
