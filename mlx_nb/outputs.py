@@ -103,9 +103,6 @@ class GenerationOutput:
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002 - IPython gives it
         printer.text(self.text or repr(self))
 
-    def _repr_markdown_(self) -> str | None:
-        return self.text or None
-
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:

@@ -22,6 +22,7 @@ from .batch import OPTIONS as BATCH
 from .batch import BatchMagics, arun_batch
 from .chat import CHAT, ChatMagics
 from .completion import Completion
+from .displays import Displays
 from .kernel import in_kernel, interrupts_wake
 from .magics import GENERATE, MlxMagics
 from .on_import import OnImport
@@ -67,6 +68,7 @@ class Extension:
         if in_kernel(shell):
             watch_cells(self._cells.outside)
         self._accessor = OnImport("pandas", _register_accessor)
+        self._displays = Displays(shell)
         self._completion = Completion(
             shell, default_session(), {"mlx_generate": GENERATE, "mlx_batch": BATCH, "mlx_chat": CHAT}
         )
@@ -93,6 +95,7 @@ class Extension:
         watch_cells(None)
         self._accessor.remove()
         self._completion.remove()
+        self._displays.remove()
         for event, callback in self._events.items():
             shell.events.unregister(event, callback)
         shell.input_transformer_manager.token_transformers.remove(PromptLine)

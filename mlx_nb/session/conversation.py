@@ -185,9 +185,6 @@ class Conversation:
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002 - IPython gives it
         printer.text(str(self) or repr(self))
 
-    def _repr_markdown_(self) -> str:
-        return "\n\n".join(f"**{m['role']}**\n\n{m['content']}" for m in self.messages) or "*no turns yet*"
-
 
 _named: dict[str, Conversation] = {}
 

@@ -101,7 +101,13 @@ def test_an_interrupt_ends_a_blocking_call_at_once(kernel: KernelSession, code: 
     assert kernel.ask("engine.get_stats()['active_requests']") == 0
 
 
-def test_a_result_is_displayed_as_its_text(kernel: KernelSession) -> None:
-    kernel.run("import mlx_nb")
+def test_a_result_is_displayed_as_its_text_and_as_markdown(kernel: KernelSession) -> None:
+    kernel.run("import mlx_nb\nformat = get_ipython().display_formatter.format")
 
     assert kernel.run("mlx_nb.generate('*b* ', raw=True, max_tokens=8)").value == "*b* *b* "
+    assert kernel.ask("format(mlx_nb.GenerationOutput('*b*'))[0]") == {
+        "text/plain": "*b*",
+        "text/markdown": "*b*",
+    }
+    thought = kernel.ask("format(mlx_nb.GenerationOutput('*b*', reasoning='Hm'))[0]['text/markdown']")
+    assert "<summary>Reasoning</summary>" in thought

@@ -9,7 +9,7 @@ import pytest
 from models import tiny
 from scripts import wait_until
 
-from mlx_nb import AsyncEngineCore, EngineCore, chat, conversation
+from mlx_nb import AsyncEngineCore, Conversation, EngineCore, chat, conversation
 from mlx_nb.backends.fake import text_tokens
 from mlx_nb.session.session import default_session
 
@@ -226,8 +226,13 @@ def test_help_names_the_options(run: Run) -> None:
 
 
 def test_unloading_takes_it_out(run: Run, shell: Any) -> None:
+    shows = shell.display_formatter.formatters["text/markdown"]
+    assert "*no turns yet*" in shows(Conversation())
+
     run("%unload_ext mlx_nb")
+
     assert "mlx_chat" not in shell.magics_manager.magics["cell"]
+    assert shows(Conversation()) is None
     run("%load_ext mlx_nb")
 
 
