@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 
 from ..outputs import GenerationOutput, RequestOutput
+from ..session.markdown import code_block, code_span, safe_markdown
 from ..session.tools import Called
 
 __all__ = ["FORMATS", "Bundle", "Said", "bundle", "markdown", "small"]
@@ -22,7 +23,6 @@ Bundle = dict[str, str]
 _SMALL = "font-size: 85%; opacity: 0.7"
 _WRAP = "white-space: pre-wrap"
 _FENCED = re.compile(r"\A\s*(`{3,}|~{3,})[^\n`]*\n(.*?)\n?\1\s*\Z", re.DOTALL)
-_BACKTICKS = re.compile(r"`+")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:"
 
 
@@ -61,7 +61,7 @@ def bundle(said: Said, style: str = "markdown") -> Bundle:
             return {"text/plain": plain}
         shown = f'<pre style="{_WRAP}">{html.escape(text)}</pre>' if text else ""
         return {"text/plain": plain, "text/html": _fold(said) + shown + _calls_html(said)}
-    parts = [_fold(said), _body(text, style), *(f"*→* {_code(str(call))}" for call in said.calls)]
+    parts = [_fold(said), _body(text, style), *(f"→ {code_span(str(call))}" for call in said.calls)]
     return {"text/plain": plain, "text/markdown": "\n\n".join(part for part in parts if part)}
 
 
@@ -84,21 +84,8 @@ def small(text: str) -> Bundle:
 
 def _body(text: str, style: str) -> str:
     if style == "markdown" or not text or (style == "code" and text.lstrip().startswith(("```", "~~~"))):
-        return text
-    return _fence(text, style if style != "code" else "")
-
-
-def _fence(text: str, language: str) -> str:
-    """A code block, with a fence that isn't in the text."""
-    ticks = "`" * max(3, 1 + max(map(len, _BACKTICKS.findall(text)), default=0))
-    return f"{ticks}{language}\n{text}\n{ticks}"
-
-
-def _code(text: str) -> str:
-    """Code within a line."""
-    text = " ".join(text.split())
-    ticks = "`" * (1 + max(map(len, _BACKTICKS.findall(text)), default=0))
-    return f"{ticks} {text} {ticks}" if "`" in text else f"`{text}`"
+        return safe_markdown(text)
+    return code_block(text, style if style != "code" else "")
 
 
 def _unfenced(text: str) -> str:
