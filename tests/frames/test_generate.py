@@ -5,7 +5,7 @@ import pytest
 
 import mlx_nb
 import mlx_nb.frames.accessor
-from mlx_nb import EngineNotStarted, EngineStopped, RequestError, TemplateError
+from mlx_nb import EngineNotStarted, RequestError, TemplateError
 
 from .conftest import Adopt, prompt_of
 
@@ -346,7 +346,7 @@ def test_without_an_engine_one_line_says_how_to_start_one(session) -> None:
 def test_a_stopped_engine_is_named_before_anything_runs(engine) -> None:
     engine.stop_now()
 
-    with pytest.raises(EngineStopped):
+    with pytest.raises(EngineNotStarted, match="is stopped: start it again with %mlx_engine restart"):
         pd.Series(["a"]).mlx.generate()
 
 
