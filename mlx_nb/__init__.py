@@ -6,7 +6,10 @@ Names load when they are first used, so that importing the package costs next to
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from . import engine as _engine
 
 __version__ = "0.1.0"
 
@@ -101,3 +104,17 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+class _EnginePackage(ModuleType):
+    """The sub-package of that name, and the function: ``mlx_nb.engine()`` is the engine in use.
+
+    Both are promised, and importing the one would hide the other.
+    """
+
+    def __call__(self, name: str | None = None) -> Any:
+        """As `current_engine`."""
+        return __getattr__("current_engine")(name)
+
+
+_engine.__class__ = _EnginePackage

@@ -408,3 +408,13 @@ def test_importing_the_api_loads_no_model_library() -> None:
 
     assert result.stdout.split() == ["False", "False"]
     assert time.monotonic() - began < 20
+
+
+def test_the_engine_in_use_goes_by_the_name_of_its_package(adopt: Any) -> None:
+    core = adopt(name="one")
+    adopt(name="two")
+    assert mlx_nb.engine("one").engine is core
+    assert mlx_nb.engine().engine is mlx_nb.current_engine("two").engine
+    from mlx_nb.engine.core import EngineCore as Imported
+
+    assert isinstance(core, Imported)
