@@ -19,7 +19,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, GenerationBatch, PromptProcessingBatch
-from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import BatchRotatingKVCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
 from ..config import EngineConfig
 from ..errors import ModelLoadError, RequestError
@@ -70,6 +70,12 @@ class _Prefilling(PromptProcessingBatch):
 
     def prompt(self, tokens: list[list[int]]) -> None:
         self.fallback_sampler.at_work = list(self.uids)
+        for cache in self.prompt_cache:
+            for part in getattr(cache, "caches", [cache]):
+                # After a chunk of one token a sliding window is rotated, and mlx-lm's mask for more of them is then
+                # off by one for rows with padding.
+                if isinstance(part, BatchRotatingKVCache) and part.rotated:
+                    part._temporal_order()
         super().prompt(tokens)
 
     def generate(self, tokens: list[list[int]]) -> GenerationBatch:

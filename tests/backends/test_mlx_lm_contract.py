@@ -176,6 +176,21 @@ def test_the_trie_finds_what_is_looked_up_in_it() -> None:
     assert trie.search("m", [1, 2, 3]).longer is None
 
 
+def test_a_window_that_rotated_in_prefill_still_needs_to_be_put_in_order() -> None:
+    """When this fails, mlx-lm's mask is right by itself: `batch._Prefilling` need not see to it."""
+    generator = BatchGenerator(tiny("gemma3")[0], sampler=argmax, prefill_batch_size=2, prefill_step_size=24)
+    long, late = list(range(20, 70)), list(range(30, 80))
+    told = []
+    for beside in (False, True):
+        if beside:
+            insert(generator, long)
+            run(generator, 2)
+        uid = insert(generator, late[:1], late[1:])  # its first chunk is one token, as is the other's last
+        told.append([r.token for r in run(generator, 12)[1] if r.uid == uid][:6])
+        generator.remove([uid])
+    assert told[0] != told[1]
+
+
 def test_nemotron_h_still_needs_its_prompts_prefilled_alone() -> None:
     """When this fails, mlx-lm tells its state-space layers the rows' lengths: empty `batch.PREFILL_ALONE`."""
     model = tiny("nemotron_h")[0]

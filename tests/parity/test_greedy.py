@@ -32,9 +32,10 @@ def alone(load: Any) -> Any:
     """What mlx-lm answers to one prompt on its own: token ids and text."""
 
     @functools.cache
-    def answer(family: str, prompt: str, length: int = LENGTH) -> tuple[list[int], str]:
+    def answer(family: str, prompt: str | tuple[int, ...], length: int = LENGTH) -> tuple[list[int], str]:
         model, tokenizer = load(family)
-        responses = list(mlx_lm.stream_generate(model, tokenizer, prompt, max_tokens=length))
+        given = prompt if isinstance(prompt, str) else list(prompt)
+        responses = list(mlx_lm.stream_generate(model, tokenizer, given, max_tokens=length))
         if responses[-1].finish_reason == "stop":  # its last response repeats the end token
             return [r.token for r in responses[:-1]], "".join(r.text for r in responses)
         return [r.token for r in responses], "".join(r.text for r in responses)
@@ -235,6 +236,20 @@ def test_rows_that_made_room_for_others_go_on_where_they_were(family: str, load:
         alone(family, prompt, p.max_tokens)[0] for prompt, p in zip(prompts[:3], params, strict=False)
     ]
     assert outputs[3].output_token_ids == seeded.output_token_ids
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_chunks_of_one_token_change_nothing(family: str, start: Any, alone: Any) -> None:
+    """One prompt's last chunk beside the first of another, which a boundary makes as short."""
+    engine: EngineCore = start(family, prefill_step_size=16)
+    tokens = engine.codec.encode(" ".join(WORDS * 3))
+    prompts = [tokens[: 2 * 16 + 2], tokens[: 3 * 16 + 2], tokens[5:60], tokens[9:70]]
+    expected = [alone(family, tuple(prompt))[0] for prompt in prompts]
+    for _ in range(3):
+        engine.clear_prefix_cache()
+        ids = [engine.submit(prompt, greedy(), prefix_boundary=1) for prompt in prompts]
+        answers = [list(engine.stream_sync(request_id))[-1].output_token_ids for request_id in ids]
+        assert answers == expected
 
 
 @pytest.mark.parametrize("family", KINDS)
