@@ -53,6 +53,7 @@ class Said:
 def bundle(said: Said, style: str = "markdown") -> Bundle:
     """How a notebook shows it in one of `FORMATS`; ``text/plain`` is always among it."""
     text = _pretty(said.text) if style == "json" else said.text
+    text = text.lstrip("\n") if said.reasoning else text
     plain = plain_text(said, text)
     if style == "html" and said.finished:
         return {"text/plain": plain, "text/html": _fold(said) + _frame(text) + _calls_html(said)}

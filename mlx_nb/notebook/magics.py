@@ -147,6 +147,9 @@ class MlxMagics(Magics):
         The answer streams into the cell and is its value: in ``_``, in ``Out``, or in the variable of ``-o``.
         ``{{ name }}`` stands for a variable; single braces are nothing special. Kernel > Interrupt ends the
         answer and keeps what there is of it.
+
+        With ``--tools`` the model may call functions of the notebook, by their annotations and docstrings; with
+        ``--call`` they are called. What the model writes is shown, and never run in the page.
         """
         job = self._job(line, cell, local_ns or {})
         return job.hand_over() if isinstance(job, Background) else job.run()
