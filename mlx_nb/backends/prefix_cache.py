@@ -138,7 +138,9 @@ class PrefixCache:
         bits, group = self._quantize
         return [
             c.to_quantized(group_size=group, bits=bits)
-            if type(c) is KVCache and c.keys is not None and c.keys.shape[-1] % group == 0
+            if type(c) is KVCache
+            and c.keys is not None
+            and c.keys.shape[-1] % group == c.values.shape[-1] % group == 0
             else c
             for c in state
         ]

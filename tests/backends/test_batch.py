@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm
 import pytest
-from models import tiny, tiny_folder
+from models import FAMILIES, tiny, tiny_folder
 from scripts import wait_until
 
 from mlx_nb import (
@@ -90,6 +90,21 @@ def test_clearing_forgets_prefixes_and_says_what_was_freed(start: Any) -> None:
     assert engine.get_stats()["memory"]["prefix"] == 0
     engine.stop_now()
     assert engine.clear_runtime_caches() is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_quantized_prefixes_are_found_again_in_every_family(
+    family: str, start: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    quantized = {"kv_cache_quantization": True, "kv_cache_quantization_group_size": 32}
+    engine = start(family, **quantized)
+    length = engine.generate_sync(PROMPT, GREEDY).prompt_tokens
+    assert engine.generate_sync(PROMPT, GREEDY).cached_tokens == length - 1
+    assert engine.save_cache_to_disk(tmp_path / "saved")
+    second = start(family, mlx_lm.load(str(tiny_folder(family)))[0], **quantized)
+    assert second.load_cache_from_disk(tmp_path / "saved") >= 1
+    assert second.generate_sync(PROMPT, GREEDY).cached_tokens == length - 1
+    assert [record for record in caplog.records if record.name == "mlx_nb"] == []
 
 
 def test_an_aborted_request_leaves_no_prefix(start: Any) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import threading
 from typing import Any
 
 import mlx_lm
@@ -240,16 +241,26 @@ def test_rows_that_made_room_for_others_go_on_where_they_were(family: str, load:
 
 @pytest.mark.parametrize("family", KINDS)
 def test_chunks_of_one_token_change_nothing(family: str, start: Any, alone: Any) -> None:
-    """One prompt's last chunk beside the first of another, which a boundary makes as short."""
+    """In one batch: a prompt on top of a stored prefix, and one whose first chunk is as short by its boundary."""
     engine: EngineCore = start(family, prefill_step_size=16)
     tokens = engine.codec.encode(" ".join(WORDS * 3))
-    prompts = [tokens[: 2 * 16 + 2], tokens[: 3 * 16 + 2], tokens[5:60], tokens[9:70]]
-    expected = [alone(family, tuple(prompt))[0] for prompt in prompts]
-    for _ in range(3):
-        engine.clear_prefix_cache()
-        ids = [engine.submit(prompt, greedy(), prefix_boundary=1) for prompt in prompts]
-        answers = [list(engine.stream_sync(request_id))[-1].output_token_ids for request_id in ids]
-        assert answers == expected
+    stored = engine.generate_sync(tokens[:30], greedy(1))
+    resumed = [*tokens[:30], *stored.output_token_ids, *tokens[:2]]
+    other = [5, *tokens[41:90]]  # nothing stored begins like it
+    begun, go = threading.Event(), threading.Event()
+
+    def hold(_: Any, logits: Any) -> Any:  # until both are waiting
+        begun.set()
+        go.wait(30)
+        return logits
+
+    engine.submit("held", greedy(2, logits_processors=[hold]))
+    assert begun.wait(30)
+    ids = [engine.submit(resumed, greedy()), engine.submit(other, greedy(), prefix_boundary=1)]
+    go.set()
+    outputs = [list(engine.stream_sync(request_id))[-1] for request_id in ids]
+    assert [output.cached_tokens for output in outputs] == [31, 0]
+    assert [o.output_token_ids for o in outputs] == [alone(family, tuple(p))[0] for p in (resumed, other)]
 
 
 @pytest.mark.parametrize("family", KINDS)
