@@ -22,11 +22,12 @@ _QUOTED = re.compile(r""""((?:\\.|[^"\\])*)"|'([^']*)'""")
 _ESCAPE = re.compile(r"\\(.)")
 _ESCAPES = {"n": "\n", "t": "\t", '"': '"', "\\": "\\"}
 _FLAG = re.compile(r"--?[A-Za-z]")
+_OF_IPYTHON = {"get_ipython", "In", "Out"}  # without them no magic works any more
 
 
 def variable(text: str) -> str:
-    """For options that name a variable: ValueError for what can't be one."""
-    if not text.isidentifier() or keyword.iskeyword(text):
+    """For options that name a variable: ValueError for what can't be one, or is IPython's own."""
+    if not text.isidentifier() or keyword.iskeyword(text) or text in _OF_IPYTHON:
         raise ValueError(text)
     return text
 

@@ -86,6 +86,8 @@ class ChatMagics(Magics):
             if "load" in given and ("reset" in given or "undo" in given):
                 extra = "reset" if "reset" in given else "undo"
                 raise UsageError(f"--load brings other turns: leave --{extra} out")
+            if "reset" in given and "undo" in given:
+                raise UsageError("--reset forgets the last turn as well: leave --undo out")
             talk = conversation(*words)
             question = fill(cell.strip("\n")) if cell else ""
             if question.strip():

@@ -250,7 +250,8 @@ class Stream:
             self._read_what_waits()
         except BaseException as error:
             self._close("error", f"failed: {error}" if self._background else "")
-            if self._submitted and any(output.output_token_ids for output in self.outputs):
+            started = self._submitted and any(output.output_token_ids for output in self.outputs)
+            if started and not self._background:  # the variable there is the handle
                 self._keep()
             raise
         finally:

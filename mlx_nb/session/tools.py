@@ -218,9 +218,9 @@ class Tools:
         asked = Called.of(call)
         try:
             value = self._start(call)
+            return _later(asked, value) if inspect.isawaitable(value) else _answered(asked, value)
         except Exception as error:
             return _failed(asked, error)
-        return _later(asked, value) if inspect.isawaitable(value) else _answered(asked, value)
 
     def run(self, call: Mapping[str, Any]) -> Called:
         """`start` for a plain thread; an ``async`` function gets a loop of its own."""

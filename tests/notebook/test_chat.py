@@ -93,6 +93,15 @@ def test_undo_takes_the_last_turn_back_alone_or_before_a_question(run: Run, seen
     assert [turn.question for turn in conversation().turns] == ["One, better"]
 
 
+def test_reset_and_undo_exclude_each_other_and_change_nothing(run: Run, seen: list[str]) -> None:
+    run("%%mlx_chat\nOne")
+
+    ran = run("%%mlx_chat --reset --undo\nTwo")
+
+    assert ran.err == "UsageError: --reset forgets the last turn as well: leave --undo out\n"
+    assert [turn.question for turn in conversation().turns] == ["One"]
+
+
 def test_reset_forgets_the_turns(run: Run, seen: list[str]) -> None:
     run("%%mlx_chat travel\nOne")
     run("%%mlx_chat\nOne")

@@ -365,6 +365,18 @@ def test_a_call_that_fails_is_told_and_shown(run: Run, adopt: Adopt) -> None:
     assert value == "Sorry."
 
 
+def test_a_result_that_can_not_be_written_down_is_a_failed_call(run: Run, adopt: Adopt) -> None:
+    adopt(script=calling(call(city="Paris"), "Sorry."))
+    run(
+        "class Mute:\n    def __repr__(self):\n        raise RuntimeError('mute')\n"
+        "def weather(city):\n    return Mute()"
+    )
+
+    value = run("%mlx_generate --tools weather --call hi").value
+
+    assert (value, value.calls[0].content) == ("Sorry.", "error: RuntimeError: mute")
+
+
 def test_several_calls_of_a_turn_are_all_answered(run: Run, adopt: Adopt) -> None:
     adopt(script=calling(call(city="Paris") + call(city="Rome", days=2), "never", "Both are sunny."))
     run(TOOL)
@@ -425,6 +437,7 @@ def test_async_functions_are_tools_as_well(run: Run, adopt: Adopt) -> None:
         ("--raw --think", "--raw and --think exclude each other: leave one out"),
         ("--n 0", "n must be 1 to 64, got 0"),
         ("--n 2 -t 0", "with temperature 0 all answers are the same: raise -t, or leave --n out"),
+        ("-o get_ipython", "-o takes the name of a variable, got 'get_ipython'"),
         ("--timeout -1", "timeout must be at least 0, got -1.0"),
         ("--timeout soon", "--timeout takes a number, got 'soon'"),
         ("--presence-penalty 3", "presence_penalty must be -2 to 2, got 3.0"),
@@ -520,3 +533,16 @@ def test_what_fails_in_the_background_is_raised_where_it_is_waited_for(run: Run,
     assert repr(handle).startswith("<answer in the background: failed (the model broke), ")
     with pytest.raises(TimeoutError, match="was not finished within"):
         late.result(10)
+
+
+def test_a_fault_in_the_background_changes_no_variable(run: Run, adopt: Adopt) -> None:
+    adopt(step_s=0.005)
+
+    run("%mlx_generate --bg --raw -n 100000 --timeout 0.2 -o handle abc")
+    handle = run("handle").value
+    wait_until(lambda: handle.done)
+
+    assert handle.text.startswith("abc")
+    assert run("handle.result").value == handle.result, "the handle is still there"
+    with pytest.raises(TimeoutError):
+        run("handle").value.result(1)
