@@ -1,9 +1,15 @@
 """Loading, leaving and loading again, in kernels of their own."""
 
+import os
+import shutil
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from kernel_session import ENGINE, KernelSession, eventually
+
+import mlx_nb
 
 pytestmark = pytest.mark.kernel
 
@@ -85,6 +91,44 @@ def test_a_reload_keeps_engines_running(bare: KernelSession) -> None:
 
     assert cell.texts[0] == "abc"
     assert bare.ask("engine.state") == "running"
+
+
+def test_autoreload_of_the_package_keeps_engines_answers_and_conversations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = shutil.copytree(Path(mlx_nb.__file__).parent, tmp_path / "mlx_nb")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    session = KernelSession()
+    try:
+        session.run("import sys\n%load_ext mlx_nb\n%load_ext autoreload\n%autoreload 2\n" + ENGINE)
+        session.run("%%mlx_chat talk -n 4\nabc")
+        session.run("%mlx_generate --bg -n 300 -o handle --raw abc")
+        later = time.time() + 10
+        for file in copy.rglob("*.py"):
+            file.write_text(file.read_text() + "\nEDITED = True\n")
+            os.utime(file, (later, later))
+
+        asked = session.run("%mlx_generate -n 3 --raw abc")
+
+        assert asked.texts[0] == "abc"
+        ours = "[m for name, m in sys.modules.items() if name.split('.')[0] == 'mlx_nb']"
+        assert session.ask(f"all(hasattr(module, 'EDITED') for module in {ours})")
+        assert session.ask("(engine.state, handle.result(10).text)") == ("running", "abc" * 100)
+        assert session.run("%mlx_chat talk --undo").stdout == "taken back: abc\n"
+        bad = session.run("%mlx_generate --bogus")
+        assert bad.stderr == "UsageError: unknown option --bogus: did you mean --bg?\n"
+        session.run("%unload_ext mlx_nb\nimport threading")
+        eventually(lambda: session.ask("[t.name for t in threading.enumerate() if 'mlx' in t.name]") == [])
+    finally:
+        session.close()
+
+
+def test_unloading_ends_answers_in_the_background(bare: KernelSession) -> None:
+    bare.run("%reload_ext mlx_nb\n" + ENGINE + "\n%mlx_generate --bg -n 100000 -o handle --raw abc")
+    bare.run("%unload_ext mlx_nb")
+
+    eventually(lambda: bare.ask("[t.name for t in threading.enumerate() if 'mlx' in t.name]") == [])
+    assert bare.run("handle.result(5)").error[0] == "EngineStopped"
 
 
 def test_unloading_leaves_nothing_behind(bare: KernelSession) -> None:
