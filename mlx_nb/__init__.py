@@ -6,6 +6,8 @@ Names load when they are first used, so that importing the package costs next to
 from __future__ import annotations
 
 import importlib
+import sys
+import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -118,3 +120,17 @@ class _EnginePackage(ModuleType):
 
 
 _engine.__class__ = _EnginePackage
+
+
+def _say_what_is_missing() -> None:
+    """Warn, where MLX has no back end, which extra brings one: all but running a model works without."""
+    from .backends import cpu_blas
+
+    try:
+        cpu_blas.require_backend()
+    except ImportError as error:
+        warnings.warn(str(error), RuntimeWarning, stacklevel=3)
+
+
+if sys.platform == "linux":
+    _say_what_is_missing()

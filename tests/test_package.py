@@ -175,3 +175,19 @@ def test_the_wheel_installs_and_imports_without_node(built: Path, tmp_path: Path
         check=True,
     ).stdout.split()
     assert found == [mlx_nb.__version__, str(tmp_path / "mlx_nb" / "__init__.py")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere MLX brings its back end")
+def test_the_import_says_which_extra_brings_a_missing_back_end(tmp_path: Path) -> None:
+    (tmp_path / "mlx").mkdir()
+    (tmp_path / "mlx" / "__init__.py").touch()
+    python_path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", "import mlx_nb; print(mlx_nb.__version__)"],
+        env=os.environ | {"PYTHONPATH": python_path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == mlx_nb.__version__
+    assert "pip install 'mlx-nb[cpu]'" in done.stderr

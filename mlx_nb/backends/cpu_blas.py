@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.metadata
 import importlib.util
 import logging
 import sys
@@ -125,6 +124,8 @@ def _prepare() -> BlasReport:
 
 
 def _installed(distribution: str) -> bool:
+    import importlib.metadata  # a third of this package's import time otherwise
+
     try:
         importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
