@@ -196,6 +196,8 @@ class EngineCommands:
         what = f"cache {action}"
         match action:
             case "stats":
+                if stats is None:
+                    raise UsageError("the model is not in memory, and nothing is stored: ask something first")
                 return self._give(stats, out)
             case "clear":
                 return Work(what, core.clear_prefix_cache, lambda _: _say("the prefix cache is empty"))

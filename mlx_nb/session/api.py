@@ -350,6 +350,8 @@ class _Turn:
     ) -> None:
         if not isinstance(question, str) or not question.strip():
             raise RequestError("a question is a text that isn't empty; messages go to generate")
+        if not isinstance(conversation, str | Conversation):
+            raise RequestError(f"a conversation is a name or a Conversation, got {conversation!r}")
         self.core = core
         self._question, self._params = question, params
         self._options = {"priority": priority, "timeout": timeout, "preview": question}

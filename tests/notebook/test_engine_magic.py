@@ -302,6 +302,16 @@ def test_the_prefix_cache_is_kept_in_a_folder(run: Run, adopt: Adopt, tmp_path: 
     assert "holds no saved prefix cache" in run(f"%mlx_engine cache load {tmp_path}").err
 
 
+def test_cache_figures_of_an_idle_engine_are_one_line(run: Run) -> None:
+    core = EngineCore(None, None, EngineConfig(idle_unload_s=0.05), backend=fake_backend())
+    default_session().adopt("default", "fake", AsyncEngineCore.over(core))
+    core.wait_ready(10)
+    wait_until(lambda: core.get_cache_stats() is None)
+
+    message = "the model is not in memory, and nothing is stored: ask something first"
+    assert run("%mlx_engine cache stats").err == f"UsageError: {message}\n"
+
+
 def test_a_missing_prefix_cache_is_named(run: Run, models: dict[str, Any]) -> None:
     run("%mlx_engine start demo --no-prefix-cache")
 

@@ -231,6 +231,13 @@ def test_chat_remembers(adopt: Any) -> None:
     assert [turn.answer for turn in talk.turns] == ["answer 1", "answer 2"]
 
 
+def test_what_is_no_conversation_is_refused(adopt: Any) -> None:
+    adopt()
+
+    with pytest.raises(RequestError, match="a conversation is a name or a Conversation, got 5"):
+        mlx_nb.chat("hi", 5)  # type: ignore[arg-type]
+
+
 async def test_chats_of_one_name_are_one_and_of_two_names_are_two(adopt: Any) -> None:
     seen = prompts_seen(adopt)
 
