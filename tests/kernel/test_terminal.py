@@ -55,3 +55,18 @@ def test_control_c_in_a_terminal_keeps_the_partial_answer(terminal: pexpect.spaw
     terminal.expect_exact("abort True")
     terminal.sendline("%mlx_generate -n 3 --raw xyz")
     terminal.expect_exact("xyz")
+
+
+def test_chats_background_answers_and_errors_in_a_terminal(terminal: pexpect.spawn) -> None:
+    terminal.sendline("get_ipython().run_cell_magic('mlx_chat', 'talk -n 8', 'abc')")
+    terminal.expect(r"user: ab\r?\n\(8 tokens · ")
+    terminal.sendline("%mlx_chat talk --show")
+    terminal.expect(r"user: abc\s+assistant: user: ab")
+
+    terminal.sendline("%mlx_generate --bg -n 5 --raw -o handle xyz")
+    terminal.expect(r"In \[\d+\]: ")
+    terminal.sendline("handle.result(10).text")
+    terminal.expect_exact("'xyzxy'")
+
+    terminal.sendline("%mlx_generate --bogus")
+    terminal.expect_exact("UsageError: unknown option --bogus: did you mean --bg?")
