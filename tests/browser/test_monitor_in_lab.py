@@ -24,7 +24,7 @@ monitor = MonitorWidget(core)
 """
 SHOW = "from IPython.display import display\ndisplay(monitor)\n"
 BUSY = """\
-end = time.time() + 12
+end = time.time() + 45
 while time.time() < end and core.get_stats()["num_running"] > {left}:
     time.sleep(0.01)
 print("running", core.get_stats()["num_running"])
@@ -74,7 +74,7 @@ def test_numbers_move_and_abort_acts_while_a_cell_is_busy(lab: "Lab") -> None:
         start = time.monotonic()
         notebook.page.click(ABORT)
         notebook.page.wait_for_selector(ABORT, state="detached", timeout=3000)
-        assert time.monotonic() - start < 0.5
+        assert time.monotonic() - start < 1.5  # the cell blocks for much longer
 
         notebook.page.click("[data-do='abort-all']")
         notebook.page.click("[data-do='abort-all']")
