@@ -1,4 +1,5 @@
 // The fixture both sides check, typed as the protocol says, and a model that plays the Python side.
+import monitor from "../src/monitor";
 import raw from "./fixtures/protocol.json";
 import type { Model } from "../src/model";
 import type { Message, MonitorTraits } from "../src/protocol";
@@ -51,4 +52,12 @@ export class FakeModel implements Model<MonitorTraits> {
   get listening(): number {
     return this.listeners.size;
   }
+}
+
+/** A monitor on the page, over a model of its own. */
+export function mount(): { model: FakeModel; el: HTMLElement; cleanUp: () => void } {
+  const model = new FakeModel();
+  const el = document.createElement("div");
+  document.body.append(el);
+  return { model, el, cleanUp: monitor.render({ model, el }) };
 }

@@ -1,17 +1,14 @@
 import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
 import monitor from "../src/monitor";
 import type { MonitorState, MonitorTraits } from "../src/protocol";
-import { FakeModel, fixture } from "./fixture";
+import { FakeModel, fixture, mount } from "./fixture";
 
 let model: FakeModel;
 let el: HTMLElement;
 let cleanUp: () => void;
 
 beforeEach(() => {
-  model = new FakeModel();
-  el = document.createElement("div");
-  document.body.append(el);
-  cleanUp = monitor.render({ model, el });
+  ({ model, el, cleanUp } = mount());
 });
 afterEach(() => {
   cleanUp();

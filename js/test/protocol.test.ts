@@ -1,16 +1,12 @@
 import { afterEach, beforeEach, expect, test } from "vitest";
-import monitor from "../src/monitor";
-import { FakeModel, fixture } from "./fixture";
+import { type FakeModel, fixture, mount } from "./fixture";
 
 let model: FakeModel;
 let el: HTMLElement;
 let cleanUp: () => void;
 
 beforeEach(() => {
-  model = new FakeModel();
-  el = document.createElement("div");
-  document.body.append(el);
-  cleanUp = monitor.render({ model, el });
+  ({ model, el, cleanUp } = mount());
 });
 afterEach(() => {
   cleanUp();

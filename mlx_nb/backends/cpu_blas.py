@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["BlasReport", "prepare", "require_backend", "set_threads", "threads"]
+__all__ = ["BlasReport", "installed", "prepare", "require_backend", "set_threads", "threads"]
 
 logger = logging.getLogger("mlx_nb")
 
@@ -103,7 +103,7 @@ def require_backend() -> None:
 def _prepare() -> BlasReport:
     if sys.platform != "linux":
         return BlasReport("not needed", "OpenBLAS isn't needed: this is not a Linux build of MLX.")
-    gpu = next((name for name in _GPU_BACKENDS if _installed(name)), None)
+    gpu = next((name for name in _GPU_BACKENDS if installed(name)), None)
     if gpu is not None:
         return BlasReport("not needed", f"OpenBLAS isn't needed: {gpu} is installed.")
     if _preloaded():
@@ -123,7 +123,8 @@ def _prepare() -> BlasReport:
     return BlasReport("missing", f"No OpenBLAS found, so MLX is slow on this CPU: {_HOW_TO}.")
 
 
-def _installed(distribution: str) -> bool:
+def installed(distribution: str) -> bool:
+    """Whether a distribution is installed, by the name it goes by on the index."""
     import importlib.metadata  # a third of this package's import time otherwise
 
     try:

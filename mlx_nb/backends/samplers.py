@@ -135,9 +135,8 @@ class RowSampler:
                 logits = _guide(row, logits)
             except Exception as error:
                 self.faults[uid] = error
-            except (
-                BaseException
-            ) as error:  # SystemExit, say: it must end neither the engine nor the consumer's loop
+            except BaseException as error:
+                # SystemExit, say: it must end neither the engine nor the consumer's loop.
                 self.faults[uid] = RuntimeError(f"a logits processor raised {error!r}")
         return logits
 

@@ -93,7 +93,7 @@ def _version(requirement: Requirement, *, needed: bool) -> Finding:
 
 
 def _backend() -> Iterator[Finding]:
-    installed = [name for name in _BACKENDS if _is_installed(name)]
+    installed = [name for name in _BACKENDS if cpu_blas.installed(name)]
     if sys.platform == "linux" and len(installed) > 1:
         yield Finding(
             "back end",
@@ -163,14 +163,6 @@ def _hub() -> Iterator[Finding]:
         yield Finding("Hub", "note", "no token, which gated and private models need", "hf auth login")
     else:
         yield Finding("Hub", "ok", "there is a token")
-
-
-def _is_installed(distribution: str) -> bool:
-    try:
-        importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def _split(message: str) -> tuple[str, str]:
