@@ -74,7 +74,7 @@ def test_numbers_move_and_abort_acts_while_a_cell_is_busy(lab: "Lab") -> None:
         start = time.monotonic()
         notebook.page.click(ABORT)
         notebook.page.wait_for_selector(ABORT, state="detached", timeout=3000)
-        assert time.monotonic() - start < 1.5  # the cell blocks for much longer
+        assert time.monotonic() - start < 0.5
 
         notebook.page.click("[data-do='abort-all']")
         notebook.page.click("[data-do='abort-all']")
