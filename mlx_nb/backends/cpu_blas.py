@@ -2,7 +2,7 @@
 
 MLX's CPU wheel brings the reference BLAS, about 4 GFLOP/s. It calls matrix products by their plain names
 (``cblas_sgemm``), so a system OpenBLAS that is loaded for the whole process *before* MLX takes their place:
-13 to 200 GFLOP/s on two cores. `prepare` does that once a process and says in one log line what came of it.
+10, 45 and 59 GFLOP/s at 1, 16 and 64 rows on two cores, against 3.6. `prepare` does that once a process and says in one log line what came of it.
 What is installed decides, not the platform's name alone: Metal and CUDA builds need none of this.
 
 This module never imports MLX.
@@ -28,7 +28,7 @@ _GPU_BACKENDS = ("mlx-metal", "mlx-cuda-12", "mlx-cuda-13", "mlx-cuda")
 # build its alternatives point at.
 _LIBRARIES = ("libopenblasp.so.0", "libopenblas.so.0", "libopenblas.so")
 _HOW_TO = (
-    "install it for about 10x the speed (Debian, Ubuntu: apt install libopenblas0-pthread; "
+    "install it to multiply matrices 3 to 16 times as fast (Debian, Ubuntu: apt install libopenblas0-pthread; "
     "Fedora: dnf install openblas-threads), then restart Python"
 )
 
