@@ -2,8 +2,9 @@
 
 MLX's CPU wheel brings the reference BLAS, about 4 GFLOP/s. It calls matrix products by their plain names
 (``cblas_sgemm``), so a system OpenBLAS that is loaded for the whole process *before* MLX takes their place:
-10, 45 and 59 GFLOP/s at 1, 16 and 64 rows on two cores, against 3.6. `prepare` does that once a process and says in one log line what came of it.
-What is installed decides, not the platform's name alone: Metal and CUDA builds need none of this.
+10, 45 and 59 GFLOP/s at 1, 16 and 64 rows on two cores, against 3.6. `prepare` does that once a process and says
+in one log line what came of it. What is installed decides, not the platform's name alone: Metal and CUDA builds
+need none of this.
 
 This module never imports MLX.
 """
