@@ -2,14 +2,15 @@
 import { build } from "esbuild";
 import { fileURLToPath } from "node:url";
 
+const widgets = ["monitor"];
 const note = "Built by js/build.mjs; do not edit.";
 
 await build({
   absWorkingDir: fileURLToPath(new URL(".", import.meta.url)),
-  entryPoints: [
-    { in: "src/monitor/index.ts", out: "monitor" },
-    { in: "src/styles/monitor.css", out: "monitor" },
-  ],
+  entryPoints: widgets.flatMap((name) => [
+    { in: `src/${name}/index.ts`, out: name },
+    { in: `src/styles/${name}.css`, out: name },
+  ]),
   outdir: "../mlx_nb/static",
   bundle: true,
   format: "esm",

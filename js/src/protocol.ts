@@ -93,4 +93,7 @@ export interface EngineCommand {
   command: Command;
 }
 
-export type Message = ViewChange | Abort | EngineCommand;
+/** What a view of any widget asks for. */
+export type Asked = Abort | EngineCommand;
+
+export type Message = ViewChange | Asked;

@@ -2,6 +2,7 @@
 import monitor from "../src/monitor";
 import raw from "./fixtures/protocol.json";
 import type { Model } from "../src/model";
+import type { Widget } from "../src/mount";
 import type { Message, MonitorTraits } from "../src/protocol";
 
 /** The protocol as JSON knows it: without literal types. */
@@ -22,17 +23,17 @@ export const fixture = raw as unknown as {
   messages: Record<"view" | "abort" | "abort_all" | "clear_cache" | "stop", Message>;
 };
 
-export class FakeModel implements Model<MonitorTraits> {
+export class FakeModel<Traits extends object = MonitorTraits> implements Model<Traits> {
   readonly sent: Message[] = [];
   private readonly listeners = new Set<() => void>();
 
-  constructor(private traits: MonitorTraits = structuredClone(fixture.traits)) {}
+  constructor(private traits: Traits) {}
 
-  get<Name extends keyof MonitorTraits>(name: Name): MonitorTraits[Name] {
+  get<Name extends keyof Traits & string>(name: Name): Traits[Name] {
     return this.traits[name];
   }
 
-  set(changes: Partial<MonitorTraits>): void {
+  set(changes: Partial<Traits>): void {
     this.traits = { ...this.traits, ...changes };
     for (const listener of [...this.listeners]) listener();
   }
@@ -54,10 +55,20 @@ export class FakeModel implements Model<MonitorTraits> {
   }
 }
 
-/** A monitor on the page, over a model of its own. */
-export function mount(): { model: FakeModel; el: HTMLElement; cleanUp: () => void } {
-  const model = new FakeModel();
+export interface Mounted<Traits extends object> {
+  model: FakeModel<Traits>;
+  el: HTMLElement;
+  cleanUp: () => void;
+}
+
+/** A widget on the page, over a model of its own. */
+export function mountWidget<Traits extends object>(widget: Widget<Traits>, traits: Traits): Mounted<Traits> {
+  const model = new FakeModel(structuredClone(traits));
   const el = document.createElement("div");
   document.body.append(el);
-  return { model, el, cleanUp: monitor.render({ model, el }) };
+  return { model, el, cleanUp: widget.render({ model, el }) };
+}
+
+export function mount(): Mounted<MonitorTraits> {
+  return mountWidget(monitor, fixture.traits);
 }

@@ -249,7 +249,7 @@ describe("views", () => {
   test("an open view says so again, as its first message may wait behind a busy cell", () => {
     cleanUp();
     vi.useFakeTimers();
-    model = new FakeModel();
+    model = new FakeModel(fixture.traits);
     cleanUp = monitor.render({ model, el });
     vi.advanceTimersByTime(10_000);
     expect(views().map(({ order, open }) => [order, open])).toEqual([[1, true], [1, true], [1, true]]);

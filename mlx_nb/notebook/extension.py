@@ -27,6 +27,7 @@ from .kernel import in_kernel, interrupts_wake
 from .magics import GENERATE, MlxMagics
 from .on_import import OnImport
 from .questions import PromptLine
+from .widget_outputs import WidgetOutputs
 
 __all__ = ["Extension", "load_ipython_extension", "unload_ipython_extension"]
 
@@ -69,6 +70,7 @@ class Extension:
             watch_cells(self._cells.outside)
         self._accessor = OnImport("pandas", _register_accessor)
         self._displays = Displays(shell)
+        self._widget_outputs = WidgetOutputs(shell)
         self._completion = Completion(
             shell, default_session(), {"mlx_generate": GENERATE, "mlx_batch": BATCH, "mlx_chat": CHAT}
         )
@@ -96,6 +98,7 @@ class Extension:
         self._accessor.remove()
         self._completion.remove()
         self._displays.remove()
+        self._widget_outputs.remove()
         for event, callback in self._events.items():
             shell.events.unregister(event, callback)
         shell.input_transformer_manager.token_transformers.remove(PromptLine)

@@ -1,10 +1,25 @@
-"""Live views of an engine in the notebook.
+"""Live views in the notebook.
 
-Owns what is drawn in an output cell and what its buttons ask for. An engine is anything that satisfies
-`Monitored`; nothing here knows how one works, and nothing here imports IPython.
+Owns what is drawn in an output cell and what its buttons ask for. Nothing here knows how an engine works, and nothing
+here imports IPython. Names load with their first use, so that the extension loads without anywidget.
 """
 
-from .monitor import MonitorWidget
-from .readings import Monitored
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .monitor import MonitorWidget
+    from .readings import Monitored
 
 __all__ = ["MonitorWidget", "Monitored"]
+
+_HOMES = {"MonitorWidget": "monitor", "Monitored": "readings"}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{home}", __name__), name)

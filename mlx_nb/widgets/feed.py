@@ -1,4 +1,4 @@
-"""The thread between one monitor and its engine.
+"""The thread between one widget and what it shows.
 
 Owns the pace: it publishes at most five times a second, only while somebody looks, and it carries out what
 the buttons ask, so that neither the kernel's loop nor a busy cell ever waits for an engine.
@@ -70,7 +70,7 @@ class Feed(Generic[T]):
     def _kick(self) -> None:
         """Start the thread when there is work for it the first time, wake it otherwise (lock held)."""
         if self._thread is None and not self._closed:
-            self._thread = threading.Thread(target=self._run, name="mlx_nb monitor", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="mlx_nb widget", daemon=True)
             self._thread.start()
         self._wake.notify_all()
 

@@ -1,8 +1,8 @@
 """What the widgets and the browser say to each other; js/src/protocol.ts mirrors it name by name.
 
-Owns the wire types and the check of what arrives from the browser. State travels as synced traits, one for
-each band of the monitor, so that only the bands that changed are sent; commands travel as custom messages.
-Knows nothing of engines, traitlets or HTML. `js/test/fixtures/protocol.json` is checked by both sides.
+Owns the wire types and the check of what arrives from the browser, one section a widget. State travels as synced
+traits, one for each part of a widget, so that only the parts that changed are sent; commands travel as custom
+messages. Knows nothing of engines, traitlets or HTML. `js/test/fixtures/protocol.json` is checked by both sides.
 """
 
 from __future__ import annotations
@@ -129,7 +129,10 @@ class EngineCommand:
     command: Command
 
 
-Message = ViewChange | Abort | EngineCommand
+Asked = Abort | EngineCommand
+"""What a view of any widget asks for."""
+
+Message = ViewChange | Asked
 
 _COMMANDS: Mapping[object, Command] = {"abort_all": "abort_all", "clear_cache": "clear_cache", "stop": "stop"}
 

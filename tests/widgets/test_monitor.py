@@ -71,7 +71,7 @@ def eventually(condition: Callable[[], bool], seconds: float = 3.0) -> bool:
 
 
 def monitor_threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name == "mlx_nb monitor"}
+    return {thread for thread in threading.enumerate() if thread.name == "mlx_nb widget"}
 
 
 def test_shows_the_engine_at_once(engine: MovingEngine) -> None:

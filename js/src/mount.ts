@@ -1,0 +1,43 @@
+// What every widget is to anywidget: one view for each output cell that shows the model.
+import type { Model, RenderProps } from "./model";
+import type { Message } from "./protocol";
+import { watchVisibility } from "./visibility";
+
+export interface View<Traits> {
+  readonly element: HTMLElement;
+  /** Paints the traits; those that are the same objects as last time need no work. */
+  update(traits: Traits): void;
+  /** Lets go of timers, listeners and the element. */
+  dispose(): void;
+}
+
+export interface Widget<Traits> {
+  render(props: RenderProps<Traits>): () => void;
+}
+
+export function widget<Traits extends object>(
+  names: readonly (keyof Traits & string)[],
+  make: (send: (message: Message) => void) => View<Traits>,
+): Widget<Traits> {
+  const read = (model: Model<Traits>) =>
+    Object.fromEntries(names.map((name) => [name, model.get(name)])) as unknown as Traits;
+
+  return {
+    render({ model, el }) {
+      const send = (message: Message) => model.send(message);
+      const view = make(send);
+      const paint = () => view.update(read(model));
+      const watch = watchVisibility(send);
+
+      paint();
+      el.append(view.element);
+      model.on("change", paint);
+
+      return () => {
+        model.off("change", paint);
+        watch.dispose();
+        view.dispose();
+      };
+    },
+  };
+}
