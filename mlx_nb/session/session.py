@@ -6,7 +6,6 @@ There is one session a process, shared by magics, DataFrames and scripts. It tou
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from ..errors import EngineNotStarted, EngineStopped, MlxNbError
 from ..outputs import GenerationOutput, LoadProgress, RequestOutput
 from ..prompts.chat import Message, chat_tokens, messages_for, shared_tokens
 from ..sampling import SamplingParams
+from .structured import read_structured
 
 __all__ = [
     "NamedEngine",
@@ -148,6 +148,18 @@ class Session:
             raise EngineNotStarted(_why_dead(engine))
         return engine
 
+    def running(self, model: str) -> NamedEngine:
+        """The engine that runs this model, the current one first; EngineNotStarted if there is none."""
+        engines = [engine for engine in self._engines.values() if engine.core.is_running()]
+        engines.sort(key=lambda engine: engine.name != self._current)
+        for engine in engines:
+            if model == engine.core.model_name or _meant(model) == _meant(engine.model):
+                return engine
+        known = ", ".join(sorted({engine.model for engine in engines})) or "none"
+        raise EngineNotStarted(
+            f"no engine runs the model {model!r} (running: {known}): start one with %mlx_engine start {model}"
+        )
+
     def use(self, name: str) -> NamedEngine:
         """Make an engine the current one."""
         engine = self.find(name)
@@ -251,33 +263,24 @@ def to_generation(output: RequestOutput, params: SamplingParams | None = None) -
     """An engine's output as the notebook gives it.
 
     With structured output, `parsed` is the value: of a schema the JSON, or an instance of the Pydantic model;
-    else the text. An answer that was cut off has none.
+    else the text. An answer that was cut off has none; one that is complete at max_tokens ends with "stop".
     """
+    answer = None
+    if params is not None and params.constraint is not None:
+        answer = read_structured(output.output_text, output.finish_reason, params)
+    complete = answer is not None and answer.complete
     return GenerationOutput(
         text=output.output_text,
         tokens=output.output_token_ids,
         prompt_tokens=output.prompt_tokens,
         completion_tokens=output.completion_tokens,
-        finish_reason=output.finish_reason,
+        finish_reason="stop" if complete else output.finish_reason,
         new_text=output.new_text,
         finished=output.finished,
         reasoning=output.reasoning,
         tool_calls=output.tool_calls,
-        parsed=_parsed(output, params),
+        parsed=answer.value if answer is not None else None,
         cached_tokens=output.cached_tokens,
         logprobs=output.logprobs,
         timings=output.timings,
     )
-
-
-def _parsed(output: RequestOutput, params: SamplingParams | None) -> Any:
-    if params is None or params.constraint is None or output.finish_reason != "stop":
-        return None
-    if params.schema is None:
-        return output.output_text
-    try:
-        if hasattr(params.schema, "model_validate_json"):
-            return params.schema.model_validate_json(output.output_text)
-        return json.loads(output.output_text)
-    except ValueError:  # a stop string cut it off, or the model's own checks refuse it
-        return None
