@@ -4,6 +4,9 @@
 export type MonitorState = "loading" | "running" | "idle" | "stopped" | "error";
 export type RequestPhase = "waiting" | "prefill" | "decode";
 export type Command = "abort_all" | "clear_cache" | "stop";
+export type BatchState = "running" | "paused" | "stopped" | "finished" | "error";
+export type RowOutcome = "done" | "cut" | "failed" | "skipped" | "stopped";
+export type JobAction = "pause" | "resume" | "stop";
 
 export const HISTORY_SECONDS = 120;
 
@@ -75,6 +78,52 @@ export interface MonitorTraits {
   hidden_requests: number;
 }
 
+export interface JobBand {
+  state: BatchState;
+  title: string;
+  failure: string | null;
+  command: string;
+  ended: string | null;
+}
+
+export interface CountsBand {
+  total: number;
+  done: number;
+  failed: number;
+  skipped: number;
+  running: number;
+  cut: number;
+  reused: number;
+}
+
+export interface PaceBand {
+  rows: number | null;
+  tokens: number | null;
+  elapsed: number;
+  left: number | null;
+}
+
+export interface TokensBand {
+  samples: (number | null)[];
+  peak: number;
+}
+
+export interface RowResult {
+  row: string;
+  prompt: string;
+  answer: string;
+  outcome: RowOutcome;
+}
+
+export interface BatchTraits {
+  job: JobBand;
+  counts: CountsBand;
+  pace: PaceBand;
+  tokens: TokensBand;
+  /** The newest first. */
+  results: RowResult[];
+}
+
 export interface ViewChange {
   kind: "view";
   view: string;
@@ -93,7 +142,12 @@ export interface EngineCommand {
   command: Command;
 }
 
+export interface JobCommand {
+  kind: "job";
+  action: JobAction;
+}
+
 /** What a view of any widget asks for. */
-export type Asked = Abort | EngineCommand;
+export type Asked = Abort | EngineCommand | JobCommand;
 
 export type Message = ViewChange | Asked;

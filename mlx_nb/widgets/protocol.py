@@ -14,6 +14,9 @@ from typing import Literal, TypedDict
 MonitorState = Literal["loading", "running", "idle", "stopped", "error"]
 RequestPhase = Literal["waiting", "prefill", "decode"]
 Command = Literal["abort_all", "clear_cache", "stop"]
+BatchState = Literal["running", "paused", "stopped", "finished", "error"]
+RowOutcome = Literal["done", "cut", "failed", "skipped", "stopped"]
+JobAction = Literal["pause", "resume", "stop"]
 
 HISTORY_SECONDS = 120
 """Samples of a sparkline, one a second."""
@@ -106,6 +109,63 @@ class MonitorTraits(TypedDict):
     hidden_requests: int
 
 
+class JobBand(TypedDict):
+    """What runs over which rows, and why it ended; `command` brings a failed engine back."""
+
+    state: BatchState
+    title: str
+    failure: str | None
+    command: str
+    ended: str | None
+
+
+class CountsBand(TypedDict):
+    """Rows. `failed` and `skipped` aren't among the `done`; `cut` at max_tokens and `reused` ones are."""
+
+    total: int
+    done: int
+    failed: int
+    skipped: int
+    running: int
+    cut: int
+    reused: int
+
+
+class PaceBand(TypedDict):
+    """Rows and tokens a second, of the last moments or (ended) of the whole job; seconds; None when unknown."""
+
+    rows: float | None
+    tokens: float | None
+    elapsed: float
+    left: float | None
+
+
+class TokensBand(TypedDict):
+    """Tokens a second, oldest sample first; None for a second nobody looked. The peak is of the whole job."""
+
+    samples: list[float | None]
+    peak: float
+
+
+class RowResult(TypedDict):
+    """A row that ended; `answer` is the error where there is one."""
+
+    row: str
+    prompt: str
+    answer: str
+    outcome: RowOutcome
+
+
+class BatchTraits(TypedDict):
+    """Every synced trait of a job's view; the newest of the `results` is the first."""
+
+    job: JobBand
+    counts: CountsBand
+    pace: PaceBand
+    tokens: TokensBand
+    results: list[RowResult]
+
+
 @dataclass(frozen=True, slots=True)
 class ViewChange:
     """A view can be seen (`open`), or no longer; a message of a lower `order` than one seen is late."""
@@ -129,12 +189,20 @@ class EngineCommand:
     command: Command
 
 
-Asked = Abort | EngineCommand
+@dataclass(frozen=True, slots=True)
+class JobCommand:
+    """A button of a job."""
+
+    action: JobAction
+
+
+Asked = Abort | EngineCommand | JobCommand
 """What a view of any widget asks for."""
 
 Message = ViewChange | Asked
 
 _COMMANDS: Mapping[object, Command] = {"abort_all": "abort_all", "clear_cache": "clear_cache", "stop": "stop"}
+_JOB_ACTIONS: Mapping[object, JobAction] = {"pause": "pause", "resume": "resume", "stop": "stop"}
 
 
 def parse_message(content: object) -> Message | None:
@@ -146,5 +214,7 @@ def parse_message(content: object) -> Message | None:
             return Abort(request_id)
         case {"kind": "command", "command": str(name)} if name in _COMMANDS:
             return EngineCommand(_COMMANDS[name])
+        case {"kind": "job", "action": str(name)} if name in _JOB_ACTIONS:
+            return JobCommand(_JOB_ACTIONS[name])
         case _:
             return None
