@@ -247,6 +247,11 @@ class EngineCore:
         self._enqueue([request], on_done)
         return request.request_id
 
+    def check(self, sampling_params: SamplingParams) -> None:
+        """Refuse, as `submit` would, parameters that no prompt could be served with; waits for the model."""
+        self.wait_ready()
+        self._open().request([0], sampling_params)
+
     async def add_request(
         self,
         prompt: Prompt,

@@ -7,6 +7,7 @@ Double braces only: single braces are always literal, and what a variable holds 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import difflib
 import functools
 from collections.abc import Iterable, Mapping
@@ -39,6 +40,7 @@ class Template:
 
     def __init__(self, text: str, *, blocks: bool = False) -> None:
         self.text = text
+        self._blocks = blocks
         self.names: frozenset[str] = frozenset()
         self._compiled: Any = None
         if "{{" in text or (blocks and "{%" in text):
@@ -62,6 +64,25 @@ class Template:
                 f"the prompt's {{{{ }}}} can't be read (line {error.lineno}: {error.message}): correct it, or write "
                 "{{ '{{' }} for two braces"
             ) from error
+
+    def keys(self, name: str) -> frozenset[Any] | None:
+        """The constants by which it looks into a name, ``row["my column"]``; None if it does more with it."""
+        import jinja2.nodes as syntax
+
+        parsed = _environment(self._blocks).parse(self.text)
+        uses = sum(node.name == name for node in parsed.find_all(syntax.Name))
+        keys = []
+        for node in parsed.find_all((syntax.Getitem, syntax.Getattr)):
+            if not isinstance(node.node, syntax.Name) or node.node.name != name:
+                continue
+            if isinstance(node, syntax.Getattr):
+                if not hasattr(dict, node.attr):  # row.items() is about all keys
+                    keys.append(node.attr)
+            elif isinstance(node.arg, syntax.Const | syntax.Tuple):
+                with contextlib.suppress(syntax.Impossible, TypeError):
+                    keys.append(node.arg.as_const())
+                    hash(keys[-1])
+        return frozenset(keys) if len(keys) == uses else None
 
     def require(self, known: Iterable[str], *, kind: str = "name") -> None:
         """Raise TemplateError if the template uses a name that isn't `known`, nor one of Python's own."""

@@ -150,6 +150,16 @@ async def test_a_tokenizer_that_raises_refuses_the_request_and_counts_nothing(st
     assert (await engine.generate("q")).output_text == "fine"
 
 
+async def test_parameters_are_checked_without_a_prompt(start: Make) -> None:
+    engine = start(context_length=64, kv_budget=256)
+
+    engine.check(SamplingParams(max_tokens=8))
+    with pytest.raises(RequestError, match="schema is not supported"):
+        engine.check(SamplingParams(schema={}))
+
+    assert engine.get_stats()["num_requests_processed"] == 0
+
+
 async def test_a_parameter_the_backend_cant_honour_is_refused(start: Make) -> None:
     with pytest.raises(RequestError, match="regex"):
         await start().generate("q", SamplingParams(regex="[ab]+"))

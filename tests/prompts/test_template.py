@@ -77,3 +77,18 @@ def test_names_that_jinja_has_a_meaning_for_are_names_like_any_other(name: str) 
 
     assert template.names == {name}
     assert template.render({name: "mine"}) == "MINE"
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ('{{ row["my column"] }} {{ row.city }}', {"my column", "city"}),
+        ("{{ row[0] }}{{ row['a', 1] | upper }}{{ row['a', 1].real }}", {0, ("a", 1)}),
+        ("{{ other.x }}", set()),
+        ("{{ row[other] }}", None),
+        ("{{ row.items() }}", None),
+        ("{% for value in row %}{{ value }}{% endfor %}", None),
+    ],
+)
+def test_the_keys_by_which_a_template_looks_into_a_name(text: str, keys: set | None) -> None:
+    assert Template(text, blocks=True).keys("row") == keys
