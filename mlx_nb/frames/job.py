@@ -2,7 +2,8 @@
 
 Rows are read when there is room for them: at most `WINDOW` times the engine's batch is with the engine, so that the
 batch stays full and memory bounded however many rows there are. One thread (or one loop) reads rows, submits and
-records; the engine's thread only puts results into an inbox. Knows nothing of DataFrames.
+records; the engine's thread only puts results into an inbox, and other threads only leave word (pause, stop) or take
+a snapshot. Knows nothing of DataFrames.
 """
 
 from __future__ import annotations
@@ -12,18 +13,17 @@ import contextlib
 import functools
 import queue
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, TypeVar
 
 from ..engine.core import EngineCore
-from ..engine.intake import Prompt
-from ..errors import MlxNbError
 from ..outputs import RequestOutput
-from ..sampling import SamplingParams
 from .interrupt import on_interrupt
+from .keys import Keys, repeatable
+from .outcome import Ask, Outcome, Skipped
+from .snapshot import Recent, Snapshot, State, Tally
 
-__all__ = ["Ask", "Job", "Outcome", "Skipped"]
+__all__ = ["Ask", "Job", "Outcome", "Recent", "Skipped", "Snapshot", "State"]
 
 WINDOW = 2
 """Rows with the engine, in batches: one that runs, and one that waits to take its place."""
@@ -31,61 +31,34 @@ WINDOW = 2
 LOOP_SHARE_S = 0.005
 """Seconds that an event loop is held at most while rows are being started."""
 
+MOST_WAITING = 64
+"""Rows that may wait for one like them, times the window; reading stops there."""
+
 Row = TypeVar("Row")
-
-
-class Skipped(Exception):
-    """A row that holds no prompt; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What a row asks of the engine; `text` is shown while it runs."""
-
-    prompt: Prompt
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a row ended. `finish_reason` is the engine's, or "skipped"."""
-
-    finish_reason: str
-    text: str | None = None
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int | None = None
-    error: str | None = None
-
-    @classmethod
-    def of(cls, output: RequestOutput) -> Outcome:
-        """That of a row the engine had."""
-        aborted = output.finish_reason == "abort"
-        unfinished = aborted or output.error is not None
-        return cls(
-            finish_reason=output.finish_reason or "error",
-            text=(output.output_text or None) if unfinished else output.output_text,
-            prompt_tokens=output.prompt_tokens,
-            completion_tokens=output.completion_tokens,
-            cached_tokens=output.cached_tokens,
-            error="aborted before it was finished" if aborted else _line(output.error),
-        )
-
-    @classmethod
-    def failed(cls, error: Exception) -> Outcome:
-        """That of a row the engine never took."""
-        return cls("error", error=_line(error))
 
 
 class Job(Generic[Row]):
     """Rows on their way through an engine.
 
+    A prompt that was asked before with the same parameters, greedy or seeded, isn't run again.
+
     Parameters
     ----------
+    core : EngineCore
+        Loaded.
+    rows : iterable
+        Read as there is room for them; nothing of a row is kept.
     ask : callable
         Makes a row's prompt. What it raises is that row's outcome: skipped (`Skipped`) or failed.
     record : callable
-        Gets each row's position and outcome once, in the order in which rows end.
+        Gets each row's position and outcome once, in the order in which rows end, on the thread that runs the job.
+    recall : callable, optional
+        Gives back what was recorded at a position, for later rows that ask the same. Without it only rows that
+        run at the same time share an answer.
+    total : int, optional
+        Rows there are, for snapshots.
+    label : callable
+        What the row at a position is called in snapshots.
     """
 
     def __init__(
@@ -93,16 +66,54 @@ class Job(Generic[Row]):
         core: EngineCore,
         rows: Iterable[Row],
         ask: Callable[[Row], Ask],
-        params: SamplingParams,
         record: Callable[[int, Outcome], None],
+        *,
+        recall: Callable[[int], Outcome] | None = None,
+        total: int | None = None,
+        label: Callable[[int], str] = str,
     ) -> None:
-        self._core, self._ask, self._params, self._record = core, ask, params, record
+        self._core, self._ask, self._record, self._recall = core, ask, record, recall
         self._rows = enumerate(rows)
         self._window = WINDOW * core.config.scheduler_config.max_running
-        self._live: dict[int, str] = {}
+        self._keys = Keys(core.info.fingerprint)
+        self._first: dict[bytes, int] = {}
+        self._live: dict[int, tuple[str, str, bytes | None]] = {}
+        self._waiting: dict[bytes, list[tuple[int, str]]] = {}
+        self._num_waiting = 0
         self._inbox: queue.SimpleQueue[tuple[int, RequestOutput] | None] = queue.SimpleQueue()
         self._wake: Callable[[], None] | None = None
-        self._interrupted = False
+        self._tally = Tally(total, label)
+        self._interrupted = self._stopped = self._paused = self._read_all = False
+
+    # -- any thread -------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Start no more rows until `resume`; those with the engine run on."""
+        self._paused = True
+        self._tally.turn("paused")
+        self._leave_word()
+
+    def resume(self) -> None:
+        """Undo `pause`."""
+        self._paused = False
+        self._tally.turn("running")
+        self._leave_word()
+
+    def stop(self) -> None:
+        """Abort what is with the engine and have `run` or `arun` return; rows not yet started get no outcome."""
+        self._stopped = True
+        self._leave_word()
+
+    def snapshot(self) -> Snapshot:
+        """How far the job is."""
+        return self._tally.snapshot(len(self._live))
+
+    def _leave_word(self) -> None:
+        self._inbox.put(None)
+        if (wake := self._wake) is not None:
+            wake()
+
+    # -- the thread that runs it ------------------------------------------------------------------------
 
     def run(self) -> None:
         """Run to the end on this thread, touching no event loop.
@@ -110,16 +121,15 @@ class Job(Generic[Row]):
         Ctrl-C, or Interrupt in a notebook, raises KeyboardInterrupt between two rows: what is with the engine is
         aborted and recorded first.
         """
-        try:
+        with self._running():
             with on_interrupt(self._interrupt):
-                while not self._interrupted:
+                while not (self._interrupted or self._stopped):
                     started = self._start_next()
-                    if not started and not self._live:
+                    if not started and self._over():
                         return
                     self._collect(block=not started)
-            raise KeyboardInterrupt
-        finally:
-            self._abort()
+            if self._interrupted:
+                raise KeyboardInterrupt
 
     async def arun(self) -> None:
         """Run to the end on this event loop, which is never blocked. Cancelling aborts what is with the engine."""
@@ -127,8 +137,11 @@ class Job(Generic[Row]):
         news = asyncio.Event()
         self._wake = functools.partial(_tell, loop, news)
         held_since = time.monotonic()
-        try:
-            while (started := self._start_next()) or self._live:
+        with self._running():
+            while not self._stopped:
+                started = self._start_next()
+                if not started and self._over():
+                    return
                 if not started:
                     await news.wait()
                     news.clear()
@@ -138,30 +151,68 @@ class Job(Generic[Row]):
                     continue
                 held_since = time.monotonic()
                 self._collect(block=False)
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        self._tally.turn("paused" if self._paused else "running")
+        end: State = "stopped"
+        try:
+            yield
+            if not self._stopped:
+                end = "finished"
         finally:
             self._abort()
+            self._tally.turn(end)
+
+    def _over(self) -> bool:
+        return self._read_all and not self._live
 
     def _start_next(self) -> bool:
         """Start one more row; False if there is no room, or no row."""
-        if len(self._live) >= self._window:
+        if (
+            self._paused
+            or len(self._live) >= self._window
+            or self._num_waiting >= MOST_WAITING * self._window
+        ):
             return False
         row = next(self._rows, None)
         if row is None:
+            self._read_all = True
             return False
         position, values = row
         try:
             ask = self._ask(values)
-            self._live[position] = self._core.submit(
-                ask.prompt,
-                self._params,
-                preview=ask.text,
-                on_done=functools.partial(self._arrive, position),
-            )
+            key = self._keys.of(ask) if repeatable(ask.params) else None
+            if key is None or not self._shares(position, ask.text, key):
+                self._submit(position, ask, key)
         except Skipped as skipped:
-            self._record(position, Outcome("skipped", error=str(skipped)))
+            self._end(position, "", Outcome("skipped", error=str(skipped)))
         except Exception as error:
-            self._record(position, Outcome.failed(error))
+            self._end(position, "", Outcome.failed(error))
         return True
+
+    def _submit(self, position: int, ask: Ask, key: bytes | None) -> None:
+        request_id = self._core.submit(
+            ask.prompt,
+            ask.params,
+            images=ask.images,
+            preview=ask.text,
+            on_done=functools.partial(self._arrive, position),
+        )
+        self._live[position] = (request_id, ask.text, key)
+        if key is not None:
+            self._waiting[key] = []
+
+    def _shares(self, position: int, text: str, key: bytes) -> bool:
+        """Whether the row has its answer from another, now or once that one ends."""
+        if (waiting := self._waiting.get(key)) is not None:
+            waiting.append((position, text))
+            self._num_waiting += 1
+            return True
+        if self._recall is not None and (first := self._first.get(key)) is not None:
+            self._end(position, text, self._recall(first), reused=True)
+            return True
+        return False
 
     def _arrive(self, position: int, output: RequestOutput) -> None:
         # On the engine's thread, or an aborting one.
@@ -176,9 +227,24 @@ class Job(Generic[Row]):
                 item = self._inbox.get(block)
                 block = False
                 if item is not None:
-                    position, output = item
-                    del self._live[position]
-                    self._record(position, Outcome.of(output))
+                    self._take(*item)
+
+    def _take(self, position: int, output: RequestOutput) -> None:
+        _, text, key = self._live.pop(position)
+        outcome = Outcome.of(output)
+        self._end(position, text, outcome)
+        if key is None:
+            return
+        if self._recall is not None and outcome.finish_reason != "abort":
+            self._first[key] = position
+        waiting = self._waiting.pop(key)
+        self._num_waiting -= len(waiting)
+        for other, its_text in waiting:
+            self._end(other, its_text, outcome, reused=True)
+
+    def _end(self, position: int, text: str, outcome: Outcome, *, reused: bool = False) -> None:
+        self._record(position, outcome)
+        self._tally.count(position, text, outcome, reused=reused)
 
     def _interrupt(self) -> None:
         self._interrupted = True
@@ -186,7 +252,7 @@ class Job(Generic[Row]):
 
     def _abort(self) -> None:
         if self._live:
-            for request_id in list(self._live.values()):
+            for request_id, _, _ in list(self._live.values()):
                 self._core.abort(request_id)
             self._collect(block=False)
 
@@ -194,12 +260,3 @@ class Job(Generic[Row]):
 def _tell(loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:
     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
         loop.call_soon_threadsafe(news.set)
-
-
-def _line(error: Any) -> str | None:
-    if error is None:
-        return None
-    text = " ".join(str(error).split())
-    if isinstance(error, MlxNbError) and text:
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
