@@ -43,6 +43,7 @@ _HOMES = {
     "agenerate": ".session.api",
     "agenerate_frame": ".frames.generate",
     "chat": ".session.api",
+    "col": ".frames.options",
     "conversation": ".session.conversation",
     "count_tokens": ".session.api",
     "current_engine": ".session.session",
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from .errors import UnknownModelError as UnknownModelError
     from .frames.generate import agenerate_frame as agenerate_frame
     from .frames.generate import generate_frame as generate_frame
+    from .frames.options import col as col
     from .frames.results import GenerationCancelled as GenerationCancelled
     from .frames.results import GenerationInterrupted as GenerationInterrupted
     from .notebook.extension import load_ipython_extension as load_ipython_extension

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -12,13 +14,15 @@ from ..engine.interrupts import ends_the_loop, interruptible
 from ..errors import RequestError
 from ..sampling import SamplingParams
 from ..session.session import default_session, prompt_for
-from .job import Ask, Job
-from .results import GenerationCancelled, GenerationInterrupted, Results
-from .rows import Rows
+from ..validation import choice, flag, integer
+from .columns import Dtype, fields_of
+from .job import Job
+from .options import Column, RowParams
+from .outcome import Ask
+from .results import Bar, GenerationCancelled, GenerationInterrupted, Layout, Results
+from .rows import Cells, Rows
 
-__all__ = ["agenerate_frame", "generate_frame"]
-
-GREEDY = SamplingParams(temperature=0)
+__all__ = ["Call", "agenerate_frame", "generate_frame"]
 
 
 def generate_frame(
@@ -26,8 +30,15 @@ def generate_frame(
     template: str | None = None,
     *,
     system: str | None = None,
+    messages: Hashable = None,
     raw: bool = False,
     engine: str | None = None,
+    model: str | None = None,
+    n: int | None = None,
+    shape: Literal["long", "wide"] = "long",
+    into: str | None = None,
+    join: bool = False,
+    parsed: bool = False,
     progress: bool = True,
     **sampling: Any,
 ) -> pd.DataFrame:
@@ -37,88 +48,235 @@ def generate_frame(
     ----------
     data : DataFrame or Series
     template : str
-        The prompt, with columns as ``{{ name }}``; Jinja blocks (``{% if note %}``) work. A Series goes by its name,
-        or as "text" if it has none; without a template its texts are the prompts.
+        The prompt, with columns as ``{{ name }}``, or of any name as ``{{ row["my column"] }}``; Jinja blocks
+        (``{% if note %}``) work. A Series goes by its name, or as "text" if it has none; without a template its
+        texts are the prompts.
     system : str, optional
-        System prompt of all rows.
+        System prompt; a template as well.
+    messages : column, optional
+        In place of a template: its cells are conversations, lists of ``{"role": …, "content": …}``.
     raw : bool
         Leave the chat template out.
-    engine : str, optional
-        Name of the engine; the current one if None.
+    engine, model : str, optional
+        The engine of this name, or one that runs this model; the current one if neither is given.
+    n : int, optional
+        Answers a row. With a seed, the later ones take the seeds after it.
+    shape : {"long", "wide"}
+        Of several answers: a row each, numbered in the column "sample"; or columns each, as text_0, text_1.
+    into : str, optional
+        Give a copy of `data` with the answers in this column and what went wrong in ``<into>_error``; with a
+        schema the fields in ``<into>.<field>``.
+    join : bool
+        Give a copy of `data` with all columns of the result.
+    parsed : bool
+        With a schema, a column "parsed" of its values, or of instances of the Pydantic model.
     progress : bool
         Show a bar.
     **sampling
-        Fields of `SamplingParams`. Frames decode greedily (``temperature=0``) unless told otherwise.
+        Fields of `SamplingParams`; ``mlx_nb.col("name")`` takes one from a column. Frames decode greedily
+        (``temperature=0``) unless told otherwise.
 
     Returns
     -------
     DataFrame
-        One row for each of `data`, in order and with its index: text, finish_reason, prompt_tokens,
-        completion_tokens, cached_tokens, error. A row whose template prints a null or an empty text is "skipped",
-        a failing one "error"; `error` says why.
+        One row for each of `data`, in order and with its index: text, the fields of a schema, state, error,
+        finish_reason, prompt_tokens, completion_tokens, cached_tokens, queue_s, ttft_s, total_s (seconds).
+
+        `state` is "done", "truncated" (by max_tokens, or before its JSON was complete), "skipped" (the template
+        prints a null or an empty text), "failed", or "aborted" by an interrupt; `error` says why.
+
+        Fields of a schema are nullable columns of their types, enums categories, nested objects columns with
+        dots in their names. A field called like another column has an underscore behind its name.
 
     Raises
     ------
     TemplateError, RequestError, ValueError
-        Before anything is generated: a column that isn't there, a parameter out of range.
+        Before anything is generated: a column that isn't there, a parameter out of range, a name that is taken.
     EngineNotStarted
         Without an engine.
     GenerationInterrupted
         On Ctrl-C or Interrupt; its `partial` holds what was finished. In a task beside a cell's it is
         GenerationCancelled, since a kernel doesn't survive the other.
     """
-    rows = Rows(data, template)
-    params = _params(sampling, system=system, raw=raw)
-    core = default_session().get(engine).core
-    with interruptible():
-        core.wait_ready()
-    with Results(rows.index, progress=progress) as results:
-        try:
-            _job(core, rows, params, results, system=system, raw=raw).run()
-        except KeyboardInterrupt:
-            kind = GenerationCancelled if ends_the_loop() else GenerationInterrupted
-            raise kind(results.frame()) from None
-    return results.frame()
+    return Call(
+        data,
+        template,
+        system=system,
+        messages=messages,
+        raw=raw,
+        engine=engine,
+        model=model,
+        n=n,
+        shape=shape,
+        into=into,
+        join=join,
+        parsed=parsed,
+        progress=progress,
+        **sampling,
+    ).run()
 
 
 async def agenerate_frame(
-    data: pd.DataFrame | pd.Series,
-    template: str | None = None,
-    *,
-    system: str | None = None,
-    raw: bool = False,
-    engine: str | None = None,
-    progress: bool = True,
-    **sampling: Any,
+    data: pd.DataFrame | pd.Series, template: str | None = None, **options: Any
 ) -> pd.DataFrame:
-    """`generate_frame`, awaited: the event loop stays free meanwhile.
+    """`generate_frame`, awaited, with the same options: the event loop stays free meanwhile.
 
     Cancelling aborts the rows in flight and raises GenerationCancelled, whose `partial` holds what was finished.
     """
-    rows = Rows(data, template)
-    params = _params(sampling, system=system, raw=raw)
-    core = default_session().get(engine).core
-    await core.ready()
-    with Results(rows.index, progress=progress) as results:
-        try:
-            await _job(core, rows, params, results, system=system, raw=raw).arun()
-        except asyncio.CancelledError:
-            raise GenerationCancelled(results.frame()) from None
-    return results.frame()
+    return await Call(data, template, **options).arun()
 
 
-def _params(sampling: dict[str, Any], *, system: str | None, raw: bool) -> SamplingParams:
-    params = GREEDY.but(**sampling)
-    if raw and (system is not None or params.thinking is not None):
-        raise RequestError("system and thinking act through the chat template: leave them out, or raw")
-    return params
+class Call:
+    """A call of `generate_frame`, checked as far as that goes without the model; runs once.
 
+    Parameters
+    ----------
+    answer, dtype
+        As of `Layout`; the other ones are those of `generate_frame`.
+    """
 
-def _job(
-    core: EngineCore, rows: Rows, params: SamplingParams, results: Results, *, system: str | None, raw: bool
-) -> Job[Any]:
-    def ask(values: Any) -> Ask:
-        text = rows.prompt(values)
-        return Ask(prompt_for(core, text, system=system, raw=raw, thinking=params.thinking), text)
+    def __init__(
+        self,
+        data: Any,
+        template: str | None = None,
+        *,
+        system: str | None = None,
+        messages: Hashable = None,
+        raw: bool = False,
+        engine: str | None = None,
+        model: str | None = None,
+        n: int | None = None,
+        shape: Literal["long", "wide"] = "long",
+        into: str | None = None,
+        join: bool = False,
+        parsed: bool = False,
+        progress: bool = True,
+        answer: str = "text",
+        dtype: Dtype = "string",
+        **sampling: Any,
+    ) -> None:
+        self.params = RowParams(sampling)
+        self.raw = raw
+        self._n, self._progress = n, progress
+        self._check_samples(n, shape)
+        self._check_chat(system, messages)
+        self.rows = Rows(
+            data,
+            template,
+            system=system,
+            messages=messages.name if isinstance(messages, Column) else messages,
+            also=[column.name for column in self.params.columns.values()],
+        )
+        self._layout = self._laid_out(Layout(answer, dtype, samples=n, shape=shape), into, join, parsed)
+        self._layout.check(self.rows.source)
+        if engine is not None and model is not None:
+            raise RequestError("engine and model both choose who answers: give one")
+        session = default_session()
+        self.core: EngineCore = (session.get(engine) if model is None else session.running(model)).core
+        self._structures: dict[int, SamplingParams] = {}
 
-    return Job(core, rows, ask, params, results.record)
+    def run(self) -> pd.DataFrame:
+        """The result, blocking."""
+        with interruptible():
+            self.core.wait_ready()
+        self.core.check(self.params.base)
+        with self._results() as results:
+            try:
+                self._job(results).run()
+            except KeyboardInterrupt:
+                kind = GenerationCancelled if ends_the_loop() else GenerationInterrupted
+                raise kind(results.frame(), *results.counts()) from None
+        return results.frame()
+
+    async def arun(self) -> pd.DataFrame:
+        """The result, awaited."""
+        await self.core.ready()
+        self.core.check(self.params.base)
+        with self._results() as results:
+            try:
+                await self._job(results).arun()
+            except asyncio.CancelledError:
+                raise GenerationCancelled(results.frame(), *results.counts()) from None
+        return results.frame()
+
+    def ask(self, cells: Cells, sample: int = 0) -> Ask:
+        """What a row asks. Raises what is wrong with the row."""
+        prompt = self.rows.prompt(cells)
+        params = self.params.of(cells, sample)
+        tokens = prompt_for(
+            self.core, prompt, system=self.rows.system(cells), raw=self.raw, thinking=params.thinking
+        )
+        return Ask(tokens, prompt if isinstance(prompt, str) else str(prompt[-1]["content"]), params)
+
+    def _check_samples(self, n: int | None, shape: str) -> None:
+        choice("shape", shape, ("long", "wide"))
+        if n is None:
+            if shape != "long":
+                raise RequestError("shape is for several answers a row: give n as well")
+            return
+        if (
+            integer("n", n, low=1) > 1
+            and self.params.base.greedy
+            and "temperature" not in self.params.columns
+        ):
+            raise RequestError(
+                "with temperature 0 all answers of a row are the same: give a temperature, or leave n out"
+            )
+
+    def _check_chat(self, system: str | None, messages: Hashable) -> None:
+        flag("raw", self.raw)
+        thinking = self.params.base.thinking is not None or "thinking" in self.params.columns
+        if self.raw and (system is not None or thinking):
+            raise RequestError("system and thinking act through the chat template: leave them out, or raw")
+        if self.raw and messages is not None:
+            raise RequestError("messages need the chat template: leave raw out")
+
+    def _laid_out(self, layout: Layout, into: str | None, join: bool, parsed: bool) -> Layout:
+        flag("join", join)
+        flag("parsed", parsed)
+        if into is not None and not (isinstance(into, str) and into):
+            raise RequestError(f"into is the name of a column, got {into!r}")
+        if into is not None and join:
+            raise RequestError("into gives the answers alone, join all columns: choose one")
+        schema = self.params.base.json_schema
+        of_rows = "schema" in self.params.columns
+        if parsed and schema is None and not of_rows:
+            raise RequestError("parsed is of a schema: give one, or leave it out")
+        fields = () if schema is None else fields_of(schema)
+        return replace(layout, fields=fields, parsed=parsed or of_rows, into=into, join=join)
+
+    def _results(self) -> Results:
+        total = len(self.rows) * (self._n or 1)
+        return Results(
+            self.rows.source,
+            self._layout,
+            lambda position: self._structures.get(position, self.params.base),
+            Bar(total, shown=self._progress),
+        )
+
+    def _job(self, results: Results) -> Job[tuple[int, int, Cells]]:
+        labels = self.rows.source.index
+        return Job(
+            self.core,
+            self._samples(),
+            self._ask_at,
+            results.record,
+            recall=results.outcome,
+            total=len(self.rows) * (self._n or 1),
+            label=lambda position: str(labels[position // (self._n or 1)]),
+        )
+
+    def _samples(self) -> Iterator[tuple[int, int, Cells]]:
+        """Position, number of the sample, and cells of all that is asked."""
+        position = 0
+        for cells in self.rows:
+            for sample in range(self._n or 1):
+                yield position, sample, cells
+                position += 1
+
+    def _ask_at(self, row: tuple[int, int, Cells]) -> Ask:
+        position, sample, cells = row
+        ask = self.ask(cells, sample)
+        if self.params.differs_in_structure:
+            self._structures[position] = ask.params
+        return ask

@@ -1,46 +1,201 @@
-"""Outcomes in the order of the caller's rows, and the DataFrame they make."""
+"""Outcomes in the order of the caller's rows, and the DataFrame they make.
+
+Owns the result's columns, what state a row ended in, and how results go with the source. Every name is settled,
+and what would clash refused, before anything runs.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, Protocol
 
+import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
-from .job import Outcome
+from ..errors import RequestError
+from ..sampling import SamplingParams
+from ..session.structured import read_structured
+from .columns import Dtype, Field, column_array
+from .outcome import Outcome
 
-__all__ = ["GenerationCancelled", "GenerationInterrupted", "Results"]
+__all__ = ["GenerationCancelled", "GenerationInterrupted", "Layout", "Results"]
 
-DTYPES: dict[str, Any] = {
-    "text": "string",
-    "finish_reason": "string",
-    "prompt_tokens": "Int64",
-    "completion_tokens": "Int64",
-    "cached_tokens": "Int64",
-    "error": "string",
-}
-"""The result's columns."""
+STATES = ("done", "truncated", "skipped", "failed", "aborted")
+"""How a row ends. "truncated": by max_tokens, or before its JSON was complete."""
 
+State = Literal["done", "truncated", "skipped", "failed", "aborted"]
+
+_STATE = pd.CategoricalDtype(list(STATES))
+_COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens")
+_SECONDS = ("queue_s", "ttft_s", "total_s")
 _NEVER_RUN = Outcome("abort", error="aborted before it was started")
 
 
 class GenerationInterrupted(KeyboardInterrupt):
-    """A job was interrupted. `partial` is its DataFrame: finished rows as they are, the others "abort"."""
+    """A job was interrupted.
 
-    def __init__(self, partial: pd.DataFrame) -> None:
-        done = int((partial["finish_reason"] != "abort").sum())
-        super().__init__(f"{done:,} of {len(partial):,} rows are finished: see .partial")
-        self.partial = partial
+    Attributes
+    ----------
+    partial : DataFrame
+        The result so far: finished rows as they are, the others "aborted".
+    done, rows : int
+        How many are finished, of how many.
+    """
+
+    def __init__(self, partial: Any, done: int, rows: int) -> None:
+        super().__init__(f"{done:,} of {rows:,} rows are finished: see .partial")
+        self.partial, self.done, self.rows = partial, done, rows
 
 
 class GenerationCancelled(asyncio.CancelledError):
-    """An awaited job was cancelled. `partial` is as in `GenerationInterrupted`."""
+    """An awaited job was cancelled; as `GenerationInterrupted`."""
 
-    def __init__(self, partial: pd.DataFrame) -> None:
+    def __init__(self, partial: Any, done: int, rows: int) -> None:
         super().__init__()
-        self.partial = partial
+        self.partial, self.done, self.rows = partial, done, rows
+
+
+class Progress(Protocol):
+    """What shows how far a job is."""
+
+    def row(self, state: State) -> None:
+        """One more row has ended."""
+        ...
+
+    def close(self) -> None:
+        """No more will."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The result's columns.
+
+    Parameters
+    ----------
+    answer, dtype
+        Name and dtype of the answers' column.
+    fields : tuple of Field
+        The schema's; one called like another column has an underscore behind its name.
+    parsed : bool
+        A column of the schema's values, or of instances of the Pydantic model.
+    samples : int, optional
+        Answers a row; None for one without a number.
+    shape : {"long", "wide"}
+        A row for each sample, numbered in the column "sample"; or columns for each, its number behind their names.
+    into : str, optional
+        The answers alone, under this name, and their errors, with the source's columns.
+    join : bool
+        All columns, with the source's.
+    """
+
+    answer: str = "text"
+    dtype: Dtype = "string"
+    fields: tuple[Field, ...] = ()
+    parsed: bool = False
+    samples: int | None = None
+    shape: Literal["long", "wide"] = "long"
+    into: str | None = None
+    join: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that are added to the source's, or are all there is."""
+        return list(self.frame(pd.DataFrame(), ()).columns)
+
+    def check(self, source: pd.DataFrame) -> None:
+        """Refuse names that the source has already."""
+        if not (self.join or self.into):
+            return
+        taken = [repr(name) for name in self.names if name in set(source.columns)]
+        if taken:
+            hint = "choose another name for into" if self.into else 'give the answers a name with into="…"'
+            raise RequestError(
+                f"there {'is a column' if len(taken) == 1 else 'are columns'} {', '.join(taken)} already: "
+                f"{hint}, or rename {'it' if len(taken) == 1 else 'them'}"
+            )
+
+    def frame(self, source: pd.DataFrame, endings: Sequence[_Ending]) -> pd.DataFrame:
+        """A row for each of the source's, or for each sample of it; `endings` sample by sample."""
+        index = source.index
+        if self.samples is None:
+            columns = self._columns(endings)
+        elif self.shape == "long":
+            numbers = pd.array(np.tile(np.arange(self.samples), len(source)), dtype="Int64")
+            columns = {"sample": numbers, **self._columns(endings)}
+            places = np.arange(len(source)).repeat(self.samples)
+            index, source = index[places], source.iloc[places]
+        else:
+            columns = {
+                f"{name}_{sample}": values
+                for sample in range(self.samples)
+                for name, values in self._columns(endings[sample :: self.samples]).items()
+            }
+        if not (self.join or self.into):
+            return pd.DataFrame(columns, index=index)
+        frame = source.copy()
+        for name, values in columns.items():
+            frame[name] = values
+        return frame
+
+    def _columns(self, endings: Sequence[_Ending]) -> dict[str, Any]:
+        answers = column_array([ending.answer for ending in endings], self.dtype)
+        parsed = (
+            {"parsed": column_array([ending.parsed for ending in endings], "object")} if self.parsed else {}
+        )
+        fields = {
+            field.name: column_array(
+                [ending.cells[i] if ending.cells else None for ending in endings], field.dtype
+            )
+            for i, field in enumerate(self.fields)
+        }
+        errors = pd.array([ending.error for ending in endings], dtype="string")
+        if self.into is not None:
+            return self._named(answers, parsed.get("parsed"), fields, errors)
+        ours = {
+            "state": pd.Categorical([ending.state for ending in endings], dtype=_STATE),
+            "error": errors,
+            "finish_reason": pd.array([ending.finish_reason for ending in endings], dtype="string"),
+            **{
+                name: pd.array([getattr(ending.outcome, name) for ending in endings], dtype="Int64")
+                for name in _COUNTS
+            },
+            **{
+                name: pd.array([getattr(ending.outcome, name) for ending in endings], dtype="Float64")
+                for name in _SECONDS
+            },
+        }
+        columns = {self.answer: answers, **parsed}
+        for name, values in fields.items():
+            columns[_free(name, {"sample", *columns, *ours})] = values
+        return columns | ours
+
+    def _named(self, answers: Any, parsed: Any, fields: Mapping[str, Any], errors: Any) -> dict[str, Any]:
+        name = self.into or ""
+        if parsed is not None:
+            return {name: parsed, f"{name}_error": errors}
+        if not self.fields:
+            return {name: answers, f"{name}_error": errors}
+        if not self.fields[0].path:
+            return {name: next(iter(fields.values())), f"{name}_error": errors}
+        return {f"{name}.{field}": values for field, values in fields.items()} | {f"{name}_error": errors}
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """A row's end, read: its answer, and with a schema the value and the cells of the fields."""
+
+    outcome: Outcome
+    state: State
+    finish_reason: str
+    answer: str | None = None
+    error: str | None = None
+    parsed: Any = None
+    cells: tuple[Any, ...] | None = None
 
 
 class Results:
@@ -48,17 +203,23 @@ class Results:
 
     Parameters
     ----------
-    index : Index
-        The caller's; the result carries it.
-    progress : bool
-        Show a bar.
+    source : DataFrame
+        The caller's.
+    params : callable
+        The parameters of the sample at a position.
+    progress : Progress
     """
 
-    def __init__(self, index: pd.Index, *, progress: bool) -> None:
-        self._index = index
-        self._outcomes: list[Outcome] = [_NEVER_RUN] * len(index)
-        self._failed = 0
-        self._bar: Any = tqdm(total=len(index), unit="row", disable=not progress)
+    def __init__(
+        self,
+        source: pd.DataFrame,
+        layout: Layout,
+        params: Callable[[int], SamplingParams],
+        progress: Progress,
+    ) -> None:
+        self._source, self._layout, self._params, self._progress = source, layout, params, progress
+        total = len(source) * (layout.samples or 1)
+        self._endings = [_read(_NEVER_RUN, layout, None)] * total
 
     def __enter__(self) -> Results:
         return self
@@ -66,23 +227,81 @@ class Results:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.close()
+        self._progress.close()
 
     def record(self, position: int, outcome: Outcome) -> None:
-        """Take a row's outcome."""
-        self._outcomes[position] = outcome
-        if outcome.finish_reason == "error":
-            self._failed += 1
-            self._bar.set_postfix(failed=self._failed, refresh=False)
-        if outcome.finish_reason != "abort":
-            self._bar.update()
+        """Take an outcome."""
+        ending = _read(outcome, self._layout, self._params(position))
+        self._endings[position] = ending
+        if ending.state != "aborted":
+            self._progress.row(ending.state)
+
+    def outcome(self, position: int) -> Outcome:
+        """What was recorded there."""
+        return self._endings[position].outcome
 
     def frame(self) -> pd.DataFrame:
-        """A row for each of the caller's; those without an outcome are "abort"."""
-        return pd.DataFrame(
-            {
-                name: pd.array([getattr(outcome, name) for outcome in self._outcomes], dtype=dtype)
-                for name, dtype in DTYPES.items()
-            },
-            index=self._index,
-        )
+        """The result; what has no outcome is "aborted"."""
+        return self._layout.frame(self._source, self._endings)
+
+    def counts(self) -> tuple[int, int]:
+        """How many answers are finished, of how many."""
+        return sum(ending.state != "aborted" for ending in self._endings), len(self._endings)
+
+
+class Bar:
+    """A progress bar."""
+
+    def __init__(self, total: int, *, shown: bool) -> None:
+        self._failed = 0
+        self._bar: Any = tqdm(total=total, unit="row", disable=not shown)
+
+    def row(self, state: State) -> None:
+        """One more."""
+        if state == "failed":
+            self._failed += 1
+            self._bar.set_postfix(failed=self._failed, refresh=False)
+        self._bar.update()
+
+    def close(self) -> None:
+        """Leave it as it is."""
+        self._bar.close()
+
+
+_UNSUCCESSFUL: dict[str, State] = {"skipped": "skipped", "error": "failed", "abort": "aborted"}
+
+
+def _read(outcome: Outcome, layout: Layout, params: SamplingParams | None) -> _Ending:
+    """What a row's outcome amounts to."""
+    reason = outcome.finish_reason
+    # A choice that was cut off is in no category.
+    text = None if isinstance(layout.dtype, pd.CategoricalDtype) else outcome.text
+    if state := _UNSUCCESSFUL.get(reason):
+        return _Ending(outcome, state, reason, text, outcome.error)
+    if params is None or params.constraint is None:
+        return _Ending(outcome, "truncated" if reason == "length" else "done", reason, outcome.text)
+    answer = read_structured(outcome.text or "", reason, params)
+    if not answer.complete:
+        what = "JSON" if params.schema is not None else "answer"
+        why = "at max_tokens" if reason == "length" else "where it ended"
+        return _Ending(outcome, "truncated", reason, text, f"the {what} is cut off {why}")
+    if answer.problem is not None:
+        return _Ending(outcome, "failed", "stop", text, answer.problem)
+    try:
+        plain = _plain(answer.value) if layout.fields else None
+        cells = tuple(field.value(plain) for field in layout.fields)
+    except Exception as error:  # a model class may refuse to be written as JSON
+        return _Ending(outcome, "failed", "stop", text, " ".join(str(error).split()))
+    value = answer.value if params.schema is not None else None
+    return _Ending(outcome, "done", "stop", outcome.text, None, value, cells)
+
+
+def _plain(value: Any) -> Any:
+    """JSON's values, from an instance of a Pydantic model too."""
+    return value.model_dump(mode="json", by_alias=True) if hasattr(value, "model_dump") else value
+
+
+def _free(name: str, taken: Any) -> str:
+    while name in taken:
+        name += "_"
+    return name

@@ -6,20 +6,28 @@ with one row (a null, an empty text, an expression that fails) concerns that row
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import difflib
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import jinja2
 import pandas as pd
 
 from ..errors import RequestError, TemplateError
+from ..prompts.chat import Message
 from ..prompts.template import Template
-from .job import Skipped
+from .outcome import Skipped
 
-__all__ = ["Rows", "text_objection"]
+__all__ = ["Cells", "Rows", "text_objection"]
+
+Cells = Mapping[Hashable, Any]
+"""A row's values by column, of those columns that are needed. A null or empty one is a `jinja2.Undefined`."""
 
 FUNCTIONS = frozenset({"float", "int", "len", "range", "round", "str"})
 """Python's own that a template may call. Not all of them: a missing column named "input" or "id" must be noticed."""
+
+ROW = "row"
+"""In a template ``row["my column"]`` is a column of any name, unless one is called "row" itself."""
 
 _TEXT_KINDS = frozenset({"string", "empty", "mixed", "mixed-integer"})
 
@@ -32,7 +40,13 @@ class Rows:
     data : Series or DataFrame
         A Series is a frame of one column, under its name if a template can spell it, or else "text".
     template : str, optional
-        None, for a Series only: each text is the prompt.
+        None for a Series, each of whose texts is a prompt then, or with `messages`.
+    system : str, optional
+        The system prompt; a template as well.
+    messages : hashable, optional
+        The column that holds each row's chat messages, in place of a template.
+    also : collection of hashable
+        Further columns that are needed.
 
     Raises
     ------
@@ -40,48 +54,137 @@ class Rows:
         For data of another type.
     TemplateError
         For a template that doesn't parse, names no column or one that isn't there.
+
+    Attributes
+    ----------
+    source : DataFrame
+        The data as a frame, with its index.
     """
 
-    def __init__(self, data: pd.DataFrame | pd.Series, template: str | None = None) -> None:
-        if isinstance(data, pd.Series):
-            if objection := text_objection(data):
-                raise RequestError(objection)
-            name = _spelling(data.name)
-            columns = {name: data}
-            template = f"{{{{ {name} }}}}" if template is None else template
-        elif isinstance(data, pd.DataFrame):
-            columns = {name: data[name] for name in data.columns if isinstance(name, str)}
-        else:
-            raise RequestError(f"a DataFrame or a Series is needed, got {type(data).__name__}")
-        self.index = data.index
-        self._template = _template(template, columns)
-        self._columns = {
-            name: _single(name, columns[name]) for name in sorted(self._template.names & set(columns))
-        }
+    def __init__(
+        self,
+        data: pd.DataFrame | pd.Series,
+        template: str | None = None,
+        *,
+        system: str | None = None,
+        messages: Hashable = None,
+        also: Collection[Hashable] = (),
+    ) -> None:
+        self.source, name = _frame(data)
+        if messages is not None and template is not None:
+            raise RequestError("messages are whole conversations: leave the template out, or messages")
+        if messages is not None and system is not None:
+            raise RequestError("with messages the system prompt is one of them: leave system out")
+        if template is None and messages is None and isinstance(data, pd.Series):
+            template = f"{{{{ {name} }}}}"
+        self._columns = _Columns(self.source, alias=name)
+        self._template = None if messages is not None else self._read(template)
+        self._system = None if system is None else self._read(system)
+        self._messages = messages
+        for label in (*also, *(() if messages is None else (messages,))):
+            self._columns.need(label)
+        if not self._columns.needed:
+            example = next(filter(_is_spelled, self._columns.labels), "name")
+            raise TemplateError(
+                f"the template names no column, so that all rows would be alike: write {{{{ {example} }}}} "
+                "where the column's value belongs"
+            )
 
     def __len__(self) -> int:
-        return len(self.index)
+        return len(self.source)
 
-    def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        """The values of each row that the template uses, made as they are asked for."""
-        names = list(self._columns)
-        nulls = zip(*(column.isna().to_numpy(dtype=bool) for column in self._columns.values()), strict=True)
-        for values, null in zip(zip(*self._columns.values(), strict=True), nulls, strict=True):
-            yield {
-                name: _cell(name, value, gone) for name, value, gone in zip(names, values, null, strict=True)
-            }
+    def __iter__(self) -> Iterator[Cells]:
+        """The values of each row that are needed, made as they are asked for."""
+        return iter(self._columns)
 
-    def prompt(self, values: Mapping[str, Any]) -> str:
-        """The prompt of a row. Raises Skipped if there is none, TemplateError if an expression fails."""
-        try:
-            prompt = self._template.render(values)
-        except TemplateError as error:
-            if isinstance(error.__cause__, _Missing):
-                raise Skipped(str(error.__cause__)) from None
-            raise
+    def prompt(self, cells: Cells) -> str | list[Message]:
+        """The prompt of a row, or its messages.
+
+        Raises Skipped if there is none, TemplateError if an expression fails, RequestError for bad messages.
+        """
+        if self._template is None:
+            return _conversation(cells[self._messages])
+        prompt = _rendered(self._template, cells)
         if not prompt.strip():
             raise Skipped("the prompt is empty")
         return prompt
+
+    def system(self, cells: Cells) -> str | None:
+        """The system prompt of a row; as `prompt`."""
+        return None if self._system is None else _rendered(self._system, cells)
+
+    def _read(self, text: str | None) -> Template:
+        if not isinstance(text, str):
+            raise TemplateError(
+                f"a template is a text with columns as {{{{ name }}}}, got {type(text).__name__}"
+            )
+        template = Template(text, blocks=True)
+        names = self._columns.names
+        template.require({*names, ROW}, kind="column")
+        for name in sorted(template.names - names - FUNCTIONS - {ROW}):
+            raise TemplateError(f"the prompt uses {{{{ {name} }}}}, and there is no column {name!r}")
+        for name in sorted(template.names & names):
+            self._columns.need(name)
+        if ROW in template.names - names:
+            keys = template.keys(ROW)
+            for label in self._columns.labels if keys is None else sorted(keys, key=str):
+                self._columns.need(label)
+            self._columns.whole = True
+        return template
+
+
+class _Columns:
+    """The columns of a frame, of which only those are read that are needed.
+
+    Parameters
+    ----------
+    alias : str, optional
+        What the only column is called as well.
+
+    Attributes
+    ----------
+    whole : bool
+        Give each row as a whole too, under "row".
+    """
+
+    def __init__(self, frame: pd.DataFrame, *, alias: str | None) -> None:
+        self._frame = frame
+        self._alias = alias
+        self.labels: list[Hashable] = list(frame.columns)
+        self.names = frozenset(label for label in self.labels if isinstance(label, str))
+        if alias is not None:
+            self.names |= {alias}
+        self.needed: dict[Hashable, pd.Series] = {}
+        self.whole = False
+
+    def need(self, label: Hashable) -> None:
+        """Read this column too; RequestError if there is none, or several."""
+        if label == self._alias:
+            column: Any = self._frame.iloc[:, 0]
+        elif label in self.labels:
+            column = self._frame[label]
+        else:
+            names = [str(known) for known in self.labels]
+            close = difflib.get_close_matches(str(label), names, n=1)
+            raise TemplateError(
+                f"there is no column {label!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+            )
+        if isinstance(column, pd.DataFrame):
+            raise TemplateError(f"there are {column.shape[1]} columns {label!r}: rename all but one")
+        self.needed[label] = column
+
+    def __iter__(self) -> Iterator[Cells]:
+        labels = list(self.needed)
+        columns = self.needed.values()
+        nulls = zip(*(column.isna().to_numpy(dtype=bool) for column in columns), strict=True)
+        for values, null in zip(zip(*columns, strict=True), nulls, strict=True):
+            cells = {
+                label: _cell(label, value, gone)
+                for label, value, gone in zip(labels, values, null, strict=True)
+            }
+            if self.whole:
+                cells[ROW] = dict(cells)
+            yield cells
 
 
 class _Missing(jinja2.UndefinedError):
@@ -113,8 +216,16 @@ def text_objection(series: pd.Series) -> str | None:
     return f"{name} holds no text ({kind}): convert it with .astype('string') first"
 
 
-def _spelling(name: object) -> str:
-    return name if _is_spelled(name) else "text"
+def _frame(data: pd.DataFrame | pd.Series) -> tuple[pd.DataFrame, str | None]:
+    """The data as a frame; for a Series also what a template calls it."""
+    if isinstance(data, pd.DataFrame):
+        return data, None
+    if not isinstance(data, pd.Series):
+        raise RequestError(f"a DataFrame or a Series is needed, got {type(data).__name__}")
+    if objection := text_objection(data):
+        raise RequestError(objection)
+    name = data.name if _is_spelled(data.name) else "text"
+    return data.to_frame(name if data.name is None else data.name), name
 
 
 def _is_spelled(name: object) -> TypeGuard[str]:
@@ -127,31 +238,39 @@ def _is_spelled(name: object) -> TypeGuard[str]:
         return False
 
 
-def _template(text: str | None, columns: Mapping[str, object]) -> Template:
-    if not isinstance(text, str):
-        raise TemplateError(f"a template is a text with columns as {{{{ name }}}}, got {type(text).__name__}")
-    template = Template(text, blocks=True)
-    template.require(columns, kind="column")
-    for name in sorted(template.names - set(columns) - FUNCTIONS):
-        raise TemplateError(f"the prompt uses {{{{ {name} }}}}, and there is no column {name!r}")
-    if not template.names & set(columns):
-        example = next(filter(_is_spelled, columns), "name")
-        raise TemplateError(
-            f"the template names no column, so that all rows would be alike: write {{{{ {example} }}}} "
-            "where the column's value belongs"
-        )
-    return template
+def _rendered(template: Template, cells: Cells) -> str:
+    try:
+        return template.render(cells)  # type: ignore[arg-type]
+    except TemplateError as error:
+        if isinstance(error.__cause__, _Missing):
+            raise Skipped(str(error.__cause__)) from None
+        raise
 
 
-def _single(name: str, column: pd.Series | pd.DataFrame) -> pd.Series:
-    if isinstance(column, pd.DataFrame):
-        raise TemplateError(f"there are {column.shape[1]} columns {name!r}: rename all but one")
-    return column
+def _conversation(cell: Any) -> list[Message]:
+    """A cell's chat messages."""
+    if isinstance(cell, jinja2.Undefined):
+        raise Skipped(cell._undefined_message)
+    if hasattr(cell, "tolist"):
+        cell = cell.tolist()
+    if not isinstance(cell, Sequence) or isinstance(cell, str | bytes):
+        raise RequestError(f"messages are a list of {{role, content}}, got {type(cell).__name__}")
+    if not cell:
+        raise Skipped("there are no messages")
+    for number, message in enumerate(cell, 1):
+        if not isinstance(message, Mapping):
+            raise RequestError(f"message {number} is no {{role, content}}, but {type(message).__name__}")
+        for key in ("role", "content"):
+            if not isinstance(message.get(key), str):
+                raise RequestError(f"message {number} needs a text as its {key}, got {message.get(key)!r}")
+    if not cell[-1]["content"].strip():
+        raise Skipped("the last message is empty")
+    return [dict(message) for message in cell]
 
 
-def _cell(name: str, value: Any, null: bool) -> Any:
+def _cell(label: Hashable, value: Any, null: bool) -> Any:
     if null:
-        return _Gap(hint=f"{name!r} is null", exc=_Missing)
+        return _Gap(hint=f"{label!r} is null", exc=_Missing)
     if isinstance(value, str) and not value.strip():
-        return _Gap(hint=f"{name!r} is empty", exc=_Missing)
+        return _Gap(hint=f"{label!r} is empty", exc=_Missing)
     return value

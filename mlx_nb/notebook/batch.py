@@ -57,12 +57,11 @@ class _Call:
         shell.push({self.out: frame})
         return None
 
-    def cut_short(self, shell: Any, partial: Any) -> BaseException:
+    def cut_short(self, shell: Any, stopped: Any) -> BaseException:
         """Deliver what there is; what to raise, so that the cell ends as interrupted."""
-        if self.deliver(shell, partial) is not None:
-            shell.displayhook.update_user_ns(partial)
-        done = int((partial["finish_reason"] != "abort").sum())
-        return interrupted(f"{self.out or '_'} holds {done:,} of {len(partial):,} rows")
+        if self.deliver(shell, stopped.partial) is not None:
+            shell.displayhook.update_user_ns(stopped.partial)
+        return interrupted(f"{self.out or '_'} holds {stopped.done:,} of {stopped.rows:,} rows")
 
 
 def run_batch(shell: Any, line: str, cell: str) -> Any:
@@ -83,7 +82,7 @@ def run_batch(shell: Any, line: str, cell: str) -> Any:
         try:
             frame = generate_frame(call.data, call.template, **call.options)
         except (GenerationInterrupted, GenerationCancelled) as stopped:
-            raise call.cut_short(shell, stopped.partial) from None
+            raise call.cut_short(shell, stopped) from None
         return call.deliver(shell, frame)
 
 
@@ -99,7 +98,7 @@ async def arun_batch(shell: Any, line: str, cell: str) -> Any:
         except GenerationCancelled as cancelled:
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
-            raise call.cut_short(shell, cancelled.partial) from None
+            raise call.cut_short(shell, cancelled) from None
         return call.deliver(shell, frame)
 
 

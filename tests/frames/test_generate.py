@@ -11,11 +11,15 @@ from .conftest import Adopt, prompt_of
 
 DTYPES = {
     "text": "string",
+    "state": "category",
+    "error": "string",
     "finish_reason": "string",
     "prompt_tokens": "Int64",
     "completion_tokens": "Int64",
     "cached_tokens": "Int64",
-    "error": "string",
+    "queue_s": "Float64",
+    "ttft_s": "Float64",
+    "total_s": "Float64",
 }
 
 
@@ -52,14 +56,16 @@ def test_order_holds_when_later_rows_end_first(adopt: Adopt) -> None:
 def test_counts_are_those_of_the_engine(engine) -> None:
     result = pd.Series(["héllo"]).mlx.generate(raw=True, max_tokens=3, progress=False)
 
-    assert result.iloc[0].to_dict() | {"error": None} == {
+    assert result.iloc[0, :-3].to_dict() | {"error": None} == {
         "text": "HÉ",
+        "state": "truncated",
+        "error": None,
         "finish_reason": "length",
         "prompt_tokens": 6,
         "completion_tokens": 3,
         "cached_tokens": 0,
-        "error": None,
     }
+    assert 0 <= result["queue_s"][0] <= result["ttft_s"][0] <= result["total_s"][0] < 60
 
 
 INDEXES = {
