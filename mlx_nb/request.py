@@ -53,6 +53,8 @@ class Request:
         Schemas of the tools the prompt offers; some models' calls are read with them.
     preview : str
         First words of the prompt, for people.
+    keep : bool
+        Store its KV state for later prompts once it has ended.
     """
 
     request_id: str
@@ -65,3 +67,4 @@ class Request:
     deadline: float | None = None
     tools: Sequence[dict[str, Any]] | None = None
     preview: str = field(default="", repr=False)
+    keep: bool = True

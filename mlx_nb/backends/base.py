@@ -160,6 +160,13 @@ class Backend(Protocol):
         """Give up stored prefixes where that is needed for so many bytes of the rows' caches."""
         ...
 
+    def hold_prefix(self, tokens: Sequence[int], *, held: bool) -> None:
+        """Spare the prefix of exactly these tokens when others are evicted, stored by now or later; or no longer.
+
+        Each hold needs a release of its own.
+        """
+        ...
+
     def remove(self, request_ids: Sequence[str], *, keep: bool) -> None:
         """Drop requests, storing their KV state for later prompts if `keep`."""
         ...

@@ -165,11 +165,11 @@ class BatchBackend(Resident):
         """Where to checkpoint the prefill of tokens up to `last`.
 
         At what the caller named and, for states that can't be trimmed later, at the last place from which the
-        same prompt can be resumed.
+        same prompt can be resumed if it is to be kept.
         """
         if self._prefix is None:
             return frozenset()
-        wanted = {request.prefix_boundary} | (set() if self._trimmable else {last})
+        wanted = {request.prefix_boundary} | ({last} if request.keep and not self._trimmable else set())
         return frozenset(b for b in wanted if 0 < b <= last)
 
     def remove(self, request_ids: Sequence[str], *, keep: bool) -> None:

@@ -134,6 +134,26 @@ class _Row:
         self.made: list[int] = []
 
 
+class _Prefixes(set[tuple[int, ...]]):
+    """Stored prefixes, looked up once for each length there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = 0
+        self._lengths: set[int] = set()
+
+    def add(self, prefix: tuple[int, ...]) -> None:
+        if prefix not in self:
+            super().add(prefix)
+            self.tokens += len(prefix)
+            self._lengths.add(len(prefix))
+
+    def longest_of(self, tokens: list[int]) -> int:
+        """How many of the tokens, but the last, are a stored prefix."""
+        fitting = (n for n in sorted(self._lengths, reverse=True) if n < len(tokens))
+        return next((n for n in fitting if tuple(tokens[:n]) in self), 0)
+
+
 class FakeBackend:
     """See `base.Backend`. Made by `fake_backend`."""
 
@@ -154,14 +174,13 @@ class FakeBackend:
             precision="bytes",
             backend="no device",
             context_length=context_length,
+            fingerprint="fake",
         )
         self._script = script
         self._step_s = step_s
         self._chunk = config.scheduler_config.prefill_step_size
         self._rows: dict[str, _Row] = {}
-        self._prefixes: set[tuple[int, ...]] | None = (
-            set() if config.scheduler_config.enable_prefix_cache else None
-        )
+        self._prefixes = _Prefixes() if config.scheduler_config.enable_prefix_cache else None
         self._stats = CacheStats(max_bytes=2**20)
 
     def warm_up(self) -> None:
@@ -184,16 +203,16 @@ class FakeBackend:
     def reserve(self, kv_bytes: int) -> None:
         """Prefixes take no memory worth the name."""
 
+    def hold_prefix(self, tokens: Sequence[int], *, held: bool) -> None:
+        """None is ever evicted."""
+
     def reset(self) -> list[str]:
         """Drop all requests; each had its part."""
         self._rows.clear()
         return []
 
     def _covered(self, tokens: list[int]) -> int:
-        covered = max(
-            (len(p) for p in self._prefixes or () if len(p) < len(tokens) and tuple(tokens[: len(p)]) == p),
-            default=0,
-        )
+        covered = self._prefixes.longest_of(tokens) if self._prefixes is not None else 0
         if covered:
             self._stats.hits += 1
             self._stats.tokens_saved += covered
@@ -205,10 +224,13 @@ class FakeBackend:
         """Drop requests."""
         for request_id in request_ids:
             row = self._rows.pop(request_id, None)
-            if row is not None and keep and self._prefixes is not None:
-                self._prefixes.add(tuple(row.request.prompt_token_ids[:-1]))
-                self._stats.entry_count = len(self._prefixes)
-                self._stats.current_bytes = sum(map(len, self._prefixes))
+            if row is not None and keep:
+                self._store(row.request.prompt_token_ids[:-1])
+
+    def _store(self, tokens: list[int]) -> None:
+        if self._prefixes is not None and tokens:
+            self._prefixes.add(tuple(tokens))
+            self._stats.entry_count, self._stats.current_bytes = len(self._prefixes), self._prefixes.tokens
 
     def next(self) -> list[Event]:
         """A prefill chunk or a token for each request."""
@@ -218,7 +240,9 @@ class FakeBackend:
         for request_id, row in list(self._rows.items()):
             total = len(row.request.prompt_token_ids)
             if row.done < total:
-                row.done = min(total, row.done + self._chunk)
+                before, row.done = row.done, min(total, row.done + self._chunk)
+                if before < row.request.prefix_boundary <= row.done:
+                    self._store(row.request.prompt_token_ids[: row.request.prefix_boundary])
                 events.append(Prefilled(request_id, row.done, total, row.cached))
                 continue
             try:
@@ -247,7 +271,7 @@ class FakeBackend:
     def clear_prefix_cache(self) -> None:
         """Forget stored prefixes."""
         if self._prefixes is not None:
-            self._prefixes.clear()
+            self._prefixes = _Prefixes()
         self._stats.entry_count = self._stats.current_bytes = 0
 
     def clear_runtime_caches(self) -> dict[str, Any]:
@@ -271,8 +295,8 @@ class FakeBackend:
         except FileNotFoundError:
             raise CacheMismatchError(f"{folder} holds no saved prefix cache") from None
         if self._prefixes is not None:
-            self._prefixes.update(tuple(prefix) for prefix in saved)
-            self._stats.entry_count = len(self._prefixes)
+            for prefix in saved:
+                self._store(prefix)
         return len(saved)
 
     def close(self) -> None:

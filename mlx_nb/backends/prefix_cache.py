@@ -14,7 +14,7 @@ import operator
 import os
 import shutil
 import tempfile
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,14 @@ class PrefixCache:
         self._quantize = quantize
         self._entries: OrderedDict[Key, State] = OrderedDict()  # least recently used first
         self._trie = PromptTrie()
+        self._holds: Counter[Key] = Counter()
+
+    def hold(self, tokens: Sequence[int], *, held: bool) -> None:
+        """Evict the entry of exactly these tokens last, whether it is here yet or not; or as any other again."""
+        key = tuple(tokens)
+        self._holds[key] += 1 if held else -1
+        if self._holds[key] <= 0:
+            del self._holds[key]
 
     def fetch(self, tokens: Sequence[int]) -> tuple[State | None, int]:
         """A copy of the state that covers most of `tokens`, but the last, and how many it covers."""
@@ -106,7 +114,10 @@ class PrefixCache:
         if can_trim_prompt_cache(state):
             # What a longer state covers, it can serve by trimming.
             for length, _ in self._trie.pop_prefixes(_TRIE, list(key)):
-                self._forget(key[:length])
+                if key[:length] in self._holds:
+                    self._trie.add(_TRIE, list(key[:length]), key[:length])
+                else:
+                    self._forget(key[:length])
         self.stats.current_bytes += size
         self.shrink(self.stats.max_bytes)
         return True
@@ -114,7 +125,8 @@ class PrefixCache:
     def shrink(self, max_bytes: int) -> None:
         """Evict the least recently used entries until what is left is within `max_bytes`."""
         while self._entries and self.stats.current_bytes > max_bytes:
-            self._drop(next(iter(self._entries)))
+            oldest = next(iter(self._entries))
+            self._drop(next((key for key in self._entries if key not in self._holds), oldest))
             self.stats.evictions += 1
         self.stats.entry_count = len(self._entries)
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ class Resident:
     ) -> None:
         self.info = info or _describe(model, config.model_name)
         self.codec = TokenizerCodec(tokenizer, _vocabulary_size(model, tokenizer))
+        if not self.info.fingerprint:
+            self.info = replace(self.info, fingerprint=_fingerprint(model, self.codec))
         self.check = functools.partial(_check, self.codec)
         self._model = model
         self._config = config
@@ -70,8 +73,14 @@ class Resident:
             else scheduler.cache_memory_mb * 2**20
         )
         quantize = (scheduler.kv_cache_quantization_bits, scheduler.kv_cache_quantization_group_size)
-        fingerprint = self.info.fingerprint or _fingerprint(self._model, self.codec)
-        return PrefixCache(int(budget), fingerprint, quantize if scheduler.kv_cache_quantization else None)
+        return PrefixCache(
+            int(budget), self.info.fingerprint, quantize if scheduler.kv_cache_quantization else None
+        )
+
+    def hold_prefix(self, tokens: Sequence[int], *, held: bool) -> None:
+        """See `PrefixCache.hold`."""
+        if self._prefix is not None:
+            self._prefix.hold(tokens, held=held)
 
     def reserve(self, kv_bytes: int) -> None:
         """Evict prefixes that stand in the way of the rows' caches."""

@@ -513,6 +513,15 @@ class EngineCore:
             if not self._unloaded():
                 self._started().call(lambda backend: backend.clear_prefix_cache())
 
+    def hold_prefix(self, tokens: list[int], *, held: bool = True) -> None:
+        """Spare the stored prefix of exactly these tokens when others are evicted, or no longer. Returns at once.
+
+        It may be stored later, by a request with this `prefix_boundary`. Each hold needs a release of its own.
+        """
+        with contextlib.suppress(EngineStopped, EngineNotStarted):
+            if held or not self._unloaded():
+                self._started().call(lambda backend: backend.hold_prefix(tokens, held=held))
+
     async def warm_up(self) -> None:
         """Compile what the first requests need, so that they don't wait for it (seconds to minutes on a GPU)."""
         await self.ready()

@@ -16,7 +16,7 @@ from ..errors import RequestError
 from ..footprint import KVFootprint
 from ..request import Request
 from ..sampling import SamplingParams
-from ..validation import integer, number
+from ..validation import flag, integer, number
 
 __all__ = ["Intake", "Prompt", "RequestOptions"]
 
@@ -38,12 +38,15 @@ class RequestOptions(TypedDict, total=False):
         Schemas of the tools that the prompt offers; some models' calls are read with them.
     preview : str, optional
         What people are shown of the prompt.
+    keep : bool
+        Store its KV state for later prompts once it has ended; the checkpoint at `prefix_boundary` is in any case.
     """
 
     priority: int
     timeout: float | None
     tools: Sequence[dict[str, Any]] | None
     preview: str | None
+    keep: bool
 
 
 class Intake:
@@ -112,7 +115,8 @@ class Intake:
                 f"prefix_boundary {prefix_boundary} is beyond the prompt's {len(tokens)} tokens"
             )
         self._check_memory(len(tokens) + params.max_tokens)
-        preview = options.get("preview")
+        preview, keep = options.get("preview"), options.get("keep", True)
+        flag("keep", keep)
         arrival = time.monotonic()
         request = Request(
             request_id=request_id or f"{self._engine_id}-{next(self._numbers)}",
@@ -125,6 +129,7 @@ class Intake:
             deadline=_deadline(arrival, options.get("timeout")),
             tools=options.get("tools"),
             preview=self._preview(prompt if preview is None else preview),
+            keep=keep,
         )
         self._check(request)
         return request

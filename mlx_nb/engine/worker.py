@@ -334,7 +334,7 @@ class Worker:
         if not ended:
             return
         answers = {request_id: self._live.pop(request_id) for request_id in ended}
-        whole = [i for i, (status, _) in ended.items() if status in _WHOLE]
+        whole = [i for i, (status, _) in ended.items() if status in _WHOLE and answers[i].request.keep]
         for request_id in ended:
             self._scheduler.remove(request_id)
         self._remove(backend, whole, keep=True)
