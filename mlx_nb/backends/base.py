@@ -21,6 +21,7 @@ __all__ = [
     "Backend",
     "BackendFactory",
     "CacheStats",
+    "Drafted",
     "Event",
     "Fault",
     "Memory",
@@ -50,6 +51,15 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafted:
+    """Speculation for a request: `proposed` tokens were guessed in this step, `accepted` of them rightly."""
+
+    request_id: str
+    proposed: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
     """A request that can't go on; the backend has already dropped it."""
 
@@ -57,7 +67,7 @@ class Fault:
     error: BaseException
 
 
-Event = Prefilled | Token | Fault
+Event = Prefilled | Token | Drafted | Fault
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ from mlx_lm.models.cache import BatchRotatingKVCache, make_prompt_cache
 
 from ..config import EngineConfig
 from ..errors import ModelLoadError
-from ..outputs import TokenLogprob
 from ..request import Request
 from ..sampling import SamplingParams
 from .base import Event, Fault, ModelInfo, Prefilled, Token
+from .logprobs import logprob_of
 from .resident import Resident
 from .samplers import RowSampler
 
@@ -161,17 +161,6 @@ class BatchBackend(Resident):
         self._rows[uid] = _Row(request, covered, boundaries)
         self._uids[request.request_id] = uid
 
-    def _boundaries(self, request: Request, last: int) -> frozenset[int]:
-        """Where to checkpoint the prefill of tokens up to `last`.
-
-        At what the caller named and, for states that can't be trimmed later, at the last place from which the
-        same prompt can be resumed if it is to be kept.
-        """
-        if self._prefix is None:
-            return frozenset()
-        wanted = {request.prefix_boundary} | ({last} if request.keep and not self._trimmable else set())
-        return frozenset(b for b in wanted if 0 < b <= last)
-
     def remove(self, request_ids: Sequence[str], *, keep: bool) -> None:
         """Drop rows; with `keep`, their states become prefixes."""
         uids = [self._uids[i] for i in request_ids if i in self._uids]
@@ -205,7 +194,8 @@ class BatchBackend(Resident):
         # A row at fault in sampling its next token has this one still, which may well be its last.
         for response in tokens:
             request = self._rows[response.uid].request
-            logprob = _logprob(request, response) if request.params.logprobs is not None else None
+            asked = request.params.logprobs
+            logprob = None if asked is None else logprob_of(response.token, response.logprobs, asked)
             events.append(Token(request.request_id, response.token, logprob))
         return events + self._drop_faulty()
 
@@ -282,15 +272,3 @@ class BatchBackend(Resident):
         self._generator.close()
         del self._generator, self._sampler
         super().close()
-
-
-def _logprob(request: Request, response: Any) -> TokenLogprob:
-    logprobs, count = response.logprobs, request.params.logprobs or 0
-    top: dict[int, float] = {}
-    if count:
-        count = min(count, logprobs.shape[-1])
-        ids = mx.argpartition(-logprobs, count - 1)[:count]
-        values = logprobs[ids]
-        pairs: Any = zip(ids.tolist(), values.tolist(), strict=True)  # type: ignore[arg-type]
-        top = dict(sorted(pairs, key=lambda pair: -pair[1]))
-    return TokenLogprob(response.token, float(logprobs[response.token].item()), top)

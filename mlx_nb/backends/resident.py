@@ -50,10 +50,11 @@ class Resident:
         self.check = functools.partial(_check, self.codec)
         self._model = model
         self._config = config
-        self._trimmable = all(map(_keeps_all, make_prompt_cache(model)))
+        blank = self._blank()
+        self._trimmable = all(map(_keeps_all, blank))
         self._limit = int(config.gpu_memory_utilization * device_memory())
         self._weights = self.info.weight_bytes or _weight_bytes(model)
-        self.footprint = _measure(model)
+        self.footprint = _measure(model, blank)
         self.kv_budget = self._limit - self._weights
         if self.kv_budget <= 0:
             raise ModelLoadError(
@@ -77,15 +78,31 @@ class Resident:
             int(budget), self.info.fingerprint, quantize if scheduler.kv_cache_quantization else None
         )
 
-    def hold_prefix(self, tokens: Sequence[int], *, held: bool) -> None:
-        """See `PrefixCache.hold`."""
-        if self._prefix is not None:
-            self._prefix.hold(tokens, held=held)
+    def _blank(self) -> list[Any]:
+        """Caches of a new row."""
+        states: list[Any] = make_prompt_cache(self._model)
+        return states
+
+    def _boundaries(self, request: Request, last: int) -> frozenset[int]:
+        """Where to checkpoint the prefill of tokens up to `last`.
+
+        At what the caller named and, for states that can't be trimmed later, at the last place from which the
+        same prompt can be resumed if it is to be kept.
+        """
+        if self._prefix is None:
+            return frozenset()
+        wanted = {request.prefix_boundary} | ({last} if request.keep and not self._trimmable else set())
+        return frozenset(b for b in wanted if 0 < b <= last)
 
     def reserve(self, kv_bytes: int) -> None:
         """Evict prefixes that stand in the way of the rows' caches."""
         if self._prefix is not None:
             self._prefix.shrink(self.kv_budget - kv_bytes)
+
+    def hold_prefix(self, tokens: Sequence[int], *, held: bool) -> None:
+        """See `PrefixCache.hold`."""
+        if self._prefix is not None:
+            self._prefix.hold(tokens, held=held)
 
     def _kv_bytes(self) -> int:
         """Bytes that the caches of running rows hold."""
@@ -150,9 +167,8 @@ def _check(codec: TokenizerCodec, request: Request) -> None:
                 raise RequestError(f"{name}: the model has no token {token_id}")
 
 
-def _measure(model: Any) -> KVFootprint:
-    """What a row costs, read off the caches after one token (which warms the model up as well)."""
-    states = make_prompt_cache(model)
+def _measure(model: Any, states: list[Any]) -> KVFootprint:
+    """What a row costs, read off its caches after one token (which warms the model up as well)."""
     model(mx.zeros((1, 1), dtype=mx.uint32), cache=states)
     mx.eval([c.state for c in states])
     per_token = fixed = 0

@@ -86,6 +86,11 @@ class RowSampler:
         self._rows.pop(uid, None)
         self.faults.pop(uid, None)
 
+    def is_plain(self, uid: int) -> bool:
+        """Whether the row's next token is the likeliest one, whatever came before."""
+        row = self._rows[uid]
+        return row.params.greedy and not row.edited
+
     def expect(self, uids: Sequence[int]) -> None:
         """The next call is for these rows, in this order."""
         self._expected = uids

@@ -50,6 +50,7 @@ class Answer:
         self.status = RequestStatus.WAITING
         self.prefilled = 0
         self.cached_tokens = 0
+        self.drafts = self.accepted = 0
         self.started: float | None = None
         self.first_token: float | None = None
         self.ended: float | None = None
@@ -82,6 +83,11 @@ class Answer:
         self.prefilled = min(done, len(self.request.prompt_token_ids))
         if self.first_token is None:
             self.cached_tokens = cached
+
+    def drafted(self, proposed: int, accepted: int) -> None:
+        """Count what speculation guessed in a step."""
+        self.drafts += proposed
+        self.accepted += accepted
 
     @property
     def length(self) -> int:
@@ -185,6 +191,8 @@ class Answer:
             prompt_tokens=len(self.request.prompt_token_ids),
             completion_tokens=len(tokens),
             cached_tokens=self.cached_tokens,
+            mtp_drafts=self.drafts,
+            mtp_accepted=self.accepted,
             logprobs=None if said.logprobs is None else said.logprobs[: upto.tokens],
             error=self.error if upto.finished else None,
             new_reasoning=reasoning[since.reasoning :],

@@ -21,7 +21,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from ..backends.base import Backend, BackendFactory, CacheStats, Event, Fault, Memory, Prefilled, Token
+from ..backends.base import (
+    Backend,
+    BackendFactory,
+    CacheStats,
+    Drafted,
+    Event,
+    Fault,
+    Memory,
+    Prefilled,
+    Token,
+)
 from ..backends.loader import leave_thread
 from ..config import EngineConfig
 from ..errors import EngineStopped
@@ -268,6 +278,10 @@ class Worker:
                     prefilled += max(0, event.done - max(answer.prefilled, event.cached))
                     answer.progress(event.done, event.cached)
                     self._scheduler.prefilled(event.request_id, event.total - event.done)
+                case Drafted():
+                    answer.drafted(event.proposed, event.accepted)
+                case Token() if event.request_id in ended:
+                    pass  # of the same step, after the one that ended the answer
                 case Token():
                     self._scheduler.grew(event.request_id)
                     made -= answer.length  # a token that only ends the answer doesn't count

@@ -1,0 +1,272 @@
+"""One request at a time, at the highest speed a single stream can have.
+
+Decoding runs one step ahead: while a token is read, the next one is being computed. With a draft it goes on by
+several tokens a step. Where an answer ends is decided above, as for every backend.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+
+from ..config import EngineConfig
+from ..errors import ModelLoadError
+from ..request import Request
+from ..sampling import SamplingParams
+from .base import Drafted, Event, Fault, ModelInfo, Prefilled, Token
+from .bounded import bounded_cache
+from .chunks import ChunkSize
+from .drafts import Draft
+from .logprobs import logprob_of
+from .resident import Resident
+from .rollback import Trial, trial_objection
+from .samplers import RowSampler
+
+__all__ = ["SingleBackend"]
+
+ROW = 0
+"""The one row, to the sampler."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    """The request at work.
+
+    `fed` counts the tokens that the caches cover; `ahead` is the token after the last of `tokens`, which may still
+    be in the making.
+    """
+
+    request: Request
+    tokens: list[int]
+    state: list[Any]
+    fed: int
+    cached: int
+    boundaries: list[int]
+    ahead: tuple[mx.array, mx.array] | None = None
+    prefilled: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prefilled = len(self.tokens)
+
+
+class SingleBackend(Resident):
+    """See `base.Backend`. At most one request is inserted at a time: the engine's scheduler sees to that.
+
+    Parameters
+    ----------
+    model, tokenizer
+        As mlx-lm loads them, every array evaluated on the thread that made it (`loader.evaluate`).
+    info : ModelInfo, optional
+        What the loader found out.
+    draft : Draft, optional
+        Guesses for speculative decoding.
+    draft_tokens : int
+        Tokens guessed a step.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        config: EngineConfig,
+        info: ModelInfo | None = None,
+        *,
+        draft: Draft | None = None,
+        draft_tokens: int = 4,
+    ) -> None:
+        super().__init__(model, tokenizer, config, info)
+        if draft is not None and (objection := trial_objection(self._blank())):
+            raise ModelLoadError(f"speculation needs a model that can take tokens back: {objection}")
+        self._draft, self._draft_tokens = draft, draft_tokens
+        self._sampler = RowSampler()
+        self._chunk = ChunkSize(config.scheduler_config.prefill_step_size)
+        self._stream: _Stream | None = None
+        self.target_calls = 0
+
+    def _blank(self) -> list[Any]:
+        """Caches of a new request."""
+        size = self._config.scheduler_config.max_kv_size
+        return bounded_cache(self._model, size) if size else make_prompt_cache(self._model)
+
+    # -- requests ---------------------------------------------------------------------------------------
+
+    def insert(self, request: Request, made: Sequence[int] = ()) -> None:
+        """Take the request in, on top of the longest prefix that is stored."""
+        assert self._stream is None, "one request at a time"
+        tokens = [*request.prompt_token_ids, *made]
+        constraint = None
+        if request.params.constraint is not None:
+            constraint = self._grammars.constraint(request.params, request.prompt_token_ids)
+            for token in made:
+                constraint.advance(token)
+        state, covered = self._prefix.fetch(tokens) if self._prefix else (None, 0)
+        self._sampler.add(ROW, request, constraint, made)
+        self._stream = _Stream(
+            request, tokens, state or self._blank(), covered, covered,
+            sorted(b for b in self._boundaries(request, len(tokens) - 1) if b > covered),
+        )  # fmt: skip
+        if self._draft is not None:
+            self._draft.begin()
+
+    def remove(self, request_ids: Sequence[str], *, keep: bool) -> None:
+        """Drop the request; with `keep`, its state becomes a prefix."""
+        stream = self._stream
+        if stream is None or stream.request.request_id not in request_ids:
+            return
+        if keep and self._prefix is not None:
+            self._prefix.store(stream.tokens[: stream.fed], stream.state)
+        self._stream = None
+        self._sampler.discard(ROW)
+        mx.clear_cache()
+
+    def reset(self) -> list[str]:
+        """Begin again with nothing; the request that was at work had a part in it."""
+        self._stream = None
+        self._sampler = RowSampler()
+        mx.clear_cache()
+        return []
+
+    def next(self) -> list[Event]:
+        """One prefill chunk, or one step."""
+        stream = self._stream
+        if stream is None:
+            return []
+        if len(stream.tokens) - stream.fed > 1 and stream.ahead is None:
+            return self._prefill(stream)
+        events = self._plain(stream) if self._draft is None else self._speculate(stream, self._draft)
+        if faults := dict(self._sampler.faults):
+            self.remove([stream.request.request_id], keep=False)
+            events += [Fault(stream.request.request_id, error) for error in faults.values()]
+        return events
+
+    def warm_up(self) -> None:
+        """Run a few tokens, as a request would."""
+        self.insert(Request("warm", [0] * self._chunk.tokens, SamplingParams(temperature=0), 0, 0.0))
+        try:
+            for _ in range(4):
+                self.next()
+        finally:
+            self.reset()
+
+    # -- steps ------------------------------------------------------------------------------------------
+
+    def _prefill(self, stream: _Stream) -> list[Event]:
+        last = len(stream.tokens) - 1
+        end = min([stream.fed + self._chunk.tokens, last, *stream.boundaries[:1]])
+        chunk = stream.tokens[stream.fed : end]
+        began = time.perf_counter()
+        self._feed(stream, chunk)
+        mx.eval([c.state for c in stream.state])
+        if self._draft is not None:
+            self._draft.prefill(stream.tokens[stream.fed - len(chunk) : stream.fed])
+        mx.clear_cache()
+        self._chunk.took(len(chunk), time.perf_counter() - began)
+        if stream.boundaries and stream.fed == stream.boundaries[0]:
+            stream.boundaries.pop(0)
+            if self._prefix is not None:
+                self._prefix.store(stream.tokens[: stream.fed], copy.deepcopy(stream.state))
+        request = stream.request
+        return [Prefilled(request.request_id, stream.fed, stream.prefilled, stream.cached)]
+
+    def _plain(self, stream: _Stream) -> list[Event]:
+        """The next token, with the one after it begun."""
+        events: list[Event] = []
+        if stream.ahead is None:
+            stream.ahead = self._step(stream, mx.array(stream.tokens[-1:]))
+            events.append(
+                Prefilled(stream.request.request_id, stream.prefilled, stream.prefilled, stream.cached)
+            )
+        token, logprobs = stream.ahead
+        stream.ahead = self._step(stream, token)
+        return [*events, self._said(stream, _value(token), logprobs)]
+
+    def _step(self, stream: _Stream, token: mx.array) -> tuple[mx.array, mx.array]:
+        logits = self._call(stream, token)
+        made = self._choose(logits[:, -1:, :])
+        mx.async_eval(*made)  # type: ignore[no-untyped-call]
+        return made
+
+    def _speculate(self, stream: _Stream, draft: Draft) -> list[Event]:
+        """As many tokens as the target agrees with, and the one that it says then."""
+        request = stream.request
+        events: list[Event] = []
+        if stream.fed < stream.prefilled:
+            events.append(Prefilled(request.request_id, stream.prefilled, stream.prefilled, stream.cached))
+        guesses = draft.propose(stream.tokens, self._draft_tokens)
+        trial = Trial(stream.state, 1 + len(guesses))
+        last = stream.tokens[-1:]
+        logits = self._call(stream, mx.array([*last, *guesses]))
+        said = self._agreed(stream, logits, guesses)
+        kept = len(said)
+        stream.fed -= 1 + len(guesses) - kept
+        known = [*last, *guesses]
+        trial.keep(kept, lambda count: self._again(stream, known[:count]))
+        if guesses:
+            events.append(Drafted(request.request_id, len(guesses), kept - 1))
+        return events + said
+
+    def _agreed(self, stream: _Stream, logits: mx.array, guesses: Sequence[int]) -> list[Event]:
+        """What the target says at each place, up to the first that was not guessed."""
+        if self._sampler.is_plain(ROW) and stream.request.params.logprobs is None:
+            best: Any = mx.argmax(_logprobs(logits), axis=-1)[0].tolist()
+            kept = next((i for i, guess in enumerate(guesses) if guess != best[i]), len(guesses))
+            return [self._said(stream, token) for token in best[: kept + 1]]
+        said: list[Event] = []
+        for i in range(len(guesses) + 1):
+            token, logprobs = self._choose(logits[:, i : i + 1, :])
+            value = _value(token)
+            said.append(self._said(stream, value, logprobs))
+            if self._sampler.faults or i == len(guesses) or value != guesses[i]:
+                break
+        return said
+
+    def _again(self, stream: _Stream, tokens: Sequence[int]) -> None:
+        self._model(mx.array([list(tokens)]), cache=stream.state)
+
+    def _feed(self, stream: _Stream, tokens: Sequence[int]) -> None:
+        self._call(stream, mx.array(list(tokens)))
+
+    def _call(self, stream: _Stream, tokens: mx.array) -> mx.array:
+        """Logits, shape (1, tokens, vocabulary)."""
+        self.target_calls += 1
+        stream.fed += tokens.size
+        logits: mx.array = self._model(tokens[None], cache=stream.state)
+        return logits
+
+    def _choose(self, logits: mx.array) -> tuple[mx.array, mx.array]:
+        """A token, shape (1,), and its log-probabilities, shape (vocabulary,), for logits of one place."""
+        self._sampler.expect([ROW])
+        self._sampler.observe(logits)
+        logprobs = _logprobs(logits)[:, -1, :]
+        return self._sampler(logprobs), logprobs[0]
+
+    def _said(self, stream: _Stream, token: int, logprobs: mx.array | None = None) -> Token:
+        stream.tokens.append(token)
+        request = stream.request
+        asked = request.params.logprobs
+        if asked is None or logprobs is None:
+            return Token(request.request_id, token)
+        return Token(request.request_id, token, logprob_of(token, logprobs, asked))
+
+    def _kv_bytes(self) -> int:
+        return sum(int(c.nbytes) for c in self._stream.state) if self._stream else 0
+
+    def close(self) -> None:
+        """Let go of the model."""
+        self._stream = self._draft = None
+        del self._sampler
+        super().close()
+
+
+def _logprobs(logits: mx.array) -> mx.array:
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def _value(token: mx.array) -> int:
+    return int(token.item())  # type: ignore[arg-type]
