@@ -5,7 +5,7 @@ export type MonitorState = "loading" | "running" | "idle" | "stopped" | "error";
 export type RequestPhase = "waiting" | "prefill" | "decode";
 export type Command = "abort_all" | "clear_cache" | "stop";
 export type BatchState = "running" | "paused" | "stopped" | "finished" | "error";
-export type RowOutcome = "done" | "cut" | "failed" | "skipped" | "stopped";
+export type RowOutcome = "done" | "cut" | "failed" | "skipped";
 export type JobAction = "pause" | "resume" | "stop";
 
 export const HISTORY_SECONDS = 120;

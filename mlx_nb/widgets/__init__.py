@@ -10,12 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .batch import BatchWidget
     from .monitor import MonitorWidget
     from .readings import Monitored
 
-__all__ = ["MonitorWidget", "Monitored"]
+__all__ = ["BatchWidget", "MonitorWidget", "Monitored"]
 
-_HOMES = {"MonitorWidget": "monitor", "Monitored": "readings"}
+_HOMES = {"BatchWidget": "batch", "MonitorWidget": "monitor", "Monitored": "readings"}
 
 
 def __getattr__(name: str) -> Any:

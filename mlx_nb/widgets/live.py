@@ -81,13 +81,19 @@ class LiveWidget(anywidget.AnyWidget):
             self._keep(now=True)
         super().close()
 
-    def _ipython_display_(self, **kwargs: Any) -> None:
+    def show(self, **kwargs: Any) -> bool:
+        """Show it in the cell that runs; False where outputs can't be published."""
         self._read()
         view = super()._repr_mimebundle_(**kwargs)
         shown = None if view is None else outputs.show(self._as_text(), self._as_html(), lambda: view)
         if shown is None:
-            raise NotImplementedError  # IPython then takes the bundle below
+            return False
         self._shown.append(shown)
+        return True
+
+    def _ipython_display_(self, **kwargs: Any) -> None:
+        if not self.show(**kwargs):
+            raise NotImplementedError  # IPython then takes the bundle below
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
         self._read()

@@ -15,7 +15,7 @@ MonitorState = Literal["loading", "running", "idle", "stopped", "error"]
 RequestPhase = Literal["waiting", "prefill", "decode"]
 Command = Literal["abort_all", "clear_cache", "stop"]
 BatchState = Literal["running", "paused", "stopped", "finished", "error"]
-RowOutcome = Literal["done", "cut", "failed", "skipped", "stopped"]
+RowOutcome = Literal["done", "cut", "failed", "skipped"]
 JobAction = Literal["pause", "resume", "stop"]
 
 HISTORY_SECONDS = 120

@@ -9,7 +9,7 @@ export class Failure {
   readonly element = h(
     "div",
     { class: "failure", role: "alert", hidden: true },
-    h("strong", {}, "The engine failed"),
+    h("strong", {}, "The engine ended before the job did"),
     this.reason,
     h("div", { class: "command" }, this.command, copyButton(() => this.command.textContent)),
   );

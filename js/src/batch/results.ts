@@ -8,7 +8,6 @@ const WORDS: Record<RowOutcome, string> = {
   cut: "Cut",
   failed: "Failed",
   skipped: "Skipped",
-  stopped: "Stopped",
 };
 
 class Row {
