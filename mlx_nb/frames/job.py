@@ -52,6 +52,7 @@ class Job(Generic[Row]):
         Makes a row's prompt. What it raises is that row's outcome: skipped (`Skipped`) or failed.
     record : callable
         Gets each row's position and outcome once, in the order in which rows end, on the thread that runs the job.
+        If it returns an outcome, that is what snapshots count and show.
     recall : callable, optional
         Gives back what was recorded at a position, for later rows that ask the same. Without it only rows that
         run at the same time share an answer.
@@ -66,7 +67,7 @@ class Job(Generic[Row]):
         core: EngineCore,
         rows: Iterable[Row],
         ask: Callable[[Row], Ask],
-        record: Callable[[int, Outcome], None],
+        record: Callable[[int, Outcome], Outcome | None],
         *,
         recall: Callable[[int], Outcome] | None = None,
         total: int | None = None,
@@ -243,8 +244,8 @@ class Job(Generic[Row]):
             self._end(other, its_text, outcome, reused=True)
 
     def _end(self, position: int, text: str, outcome: Outcome, *, reused: bool = False) -> None:
-        self._record(position, outcome)
-        self._tally.count(position, text, outcome, reused=reused)
+        counted = self._record(position, outcome) or outcome
+        self._tally.count(position, text, counted, reused=reused)
 
     def _interrupt(self) -> None:
         self._interrupted = True

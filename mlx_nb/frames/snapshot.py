@@ -15,7 +15,7 @@ __all__ = ["Recent", "Snapshot", "State", "Tally"]
 
 State = Literal["new", "running", "paused", "stopped", "finished"]
 
-RECENT = 5
+RECENT = 20
 """Last results that a snapshot shows."""
 WORDS = 80
 """Characters of each that it shows."""
@@ -51,7 +51,7 @@ class Snapshot:
     running : int
         Rows that are with the engine.
     rows_per_second, tokens_per_second : float
-        Over the last ten seconds at work.
+        Over the last ten seconds at work; of a job that ended, over all of them.
     elapsed_s : float
         Since the job began, pauses included.
     left_s : float or None
@@ -173,7 +173,7 @@ class Tally:
     def _rates(self, worked: float) -> tuple[float, float]:
         if not self._marks:
             return 0.0, 0.0
-        since, rows, tokens = self._marks[0]
+        since, rows, tokens = self._marks[0] if self._ended is None else (0.0, 0, 0)
         span = worked - since
         if span <= 0:
             return 0.0, 0.0
