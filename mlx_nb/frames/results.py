@@ -135,11 +135,11 @@ class Layout:
                 for sample in range(self.samples)
                 for name, values in self._columns(endings[sample :: self.samples]).items()
             }
-        if not (self.join or self.into):
-            return pd.DataFrame(columns, index=index)
-        frame = source.copy()
+        frame = source.copy() if self.join or self.into else pd.DataFrame(index=index)
         for name, values in columns.items():
-            frame[name] = values
+            frame[name] = pd.Series(
+                values, index=index, dtype=values.dtype
+            )  # or pandas makes text of objects
         return frame
 
     def _columns(self, endings: Sequence[_Ending]) -> dict[str, Any]:
