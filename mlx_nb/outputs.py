@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-__all__ = ["GenerationOutput", "LoadProgress", "RequestOutput", "TokenLogprob"]
+__all__ = ["GenerationOutput", "LoadProgress", "RequestOutput", "TokenLogprob", "TokenPart"]
+
+TokenPart = Literal["answer", "reasoning", "tool", "marker", "stop"]
+"""What a token's text is part of; markers and stop strings are in no text."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Natural log-probability of a chosen token.
+    """Natural log-probability of a chosen token, and what it wrote.
 
-    `top` maps the likeliest tokens in its place to theirs, likeliest first.
+    Attributes
+    ----------
+    top : dict of int to float
+        The likeliest tokens in its place and their log-probabilities, likeliest first.
+    text : str
+        Empty for a token that ends within a character: the text is that of the token which completes it. The
+        texts of all answer tokens join to the answer, those of the reasoning to the reasoning.
+    part : {"answer", "reasoning", "tool", "marker", "stop"} or None
+        None while it is not decided, since the text may be the beginning of a marker or a stop string.
+    top_texts : dict of int to str
+        What each token of `top` would have written.
     """
 
     token_id: int
     logprob: float
     top: dict[int, float] = field(default_factory=dict)
+    text: str = ""
+    part: TokenPart | None = None
+    top_texts: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

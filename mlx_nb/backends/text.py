@@ -129,6 +129,8 @@ class LeadingThought:
             if text == self._held:
                 self._inside = PlainSplitter()
             self._start = ""
+            if isinstance(self._inside, MarkerSplitter):
+                return [("answer", ""), ("reasoning", ""), *self._inside.push(text)]
         return self._inside.push(text)
 
     def finish(self) -> list[Piece]:

@@ -110,6 +110,26 @@ def test_the_split_is_that_of_the_whole_text_streamed_or_not(
     assert whole.finish_reason == ("tool_calls" if calls else "stop")
 
 
+@settings(max_examples=300, deadline=None)
+@given(cut(), st.booleans(), st.sampled_from([None, ["STOP", "word ST"]]))
+def test_texts_of_tokens_join_to_what_they_are_part_of(
+    told: Told, pieces: list[str], opened: bool, stop: list[str] | None
+) -> None:
+    prompt = OPEN if opened else "question"
+    plain = told.say(*pieces, prompt=prompt, stop=stop)
+    output = told.say(*pieces, prompt=prompt, stop=stop, logprobs=0)
+    assert (output.output_text, output.reasoning) == (plain.output_text, plain.reasoning)
+    assert (output.tool_calls, output.output_token_ids) == (plain.tool_calls, plain.output_token_ids)
+    assert plain.logprobs is None
+    assert output.logprobs is not None
+    assert [token.token_id for token in output.logprobs] == output.output_token_ids
+    texts = {"answer": "", "reasoning": ""}
+    for token in output.logprobs:
+        assert token.part in {"answer", "reasoning", "tool", "marker", "stop"}
+        texts[token.part] = texts.get(token.part, "") + token.text
+    assert (texts["answer"], texts["reasoning"]) == (output.output_text, output.reasoning)
+
+
 @settings(max_examples=200, deadline=None)
 @given(cut(), st.booleans())
 def test_stop_strings_end_the_answer_where_they_would_in_the_whole(

@@ -1,0 +1,123 @@
+"""Which token wrote what: the text of each, and the part of the answer that it belongs to.
+
+Used only where log-probabilities are asked for. It is told what the splitter and the stop strings decide, character
+by character, since both hold text back, and decides nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+
+from ..codec import Codec
+from ..outputs import TokenLogprob, TokenPart
+
+__all__ = ["TokenTexts"]
+
+_Mark = tuple[int, str]  # the index of a token, and a character it wrote
+
+
+class TokenTexts:
+    """Log-probabilities of one answer's tokens, with their texts as soon as these are known."""
+
+    def __init__(self, codec: Codec, context: int | None) -> None:
+        self.logprobs: list[TokenLogprob] = []
+        self._codec = codec
+        self._context = [] if context is None else [context]
+        self._alone: dict[int, str] = {}
+        self._unread: deque[_Mark] = deque()  # not decided what part of the answer it is
+        self._tool: deque[_Mark] = deque()
+        self._held: deque[_Mark] = deque()  # may be the beginning of a stop string
+        self._silent: list[int] = []  # tokens that have written nothing yet
+        self._before: dict[int, list[int]] = {}  # those that ended in the middle of a token's first character
+
+    def add(self, logprob: TokenLogprob) -> None:
+        """Take the next token, with the texts of its alternatives."""
+        first = not self.logprobs
+        texts = {token: self._text(token, first=first) for token in logprob.top}
+        self._silent.append(len(self.logprobs))
+        self.logprobs.append(replace(logprob, top_texts=texts))
+
+    def _text(self, token: int, *, first: bool) -> str:
+        """What a token would add: some tokenizers drop the space before it where nothing precedes it."""
+        if first:
+            return self._codec.decode([token])
+        text = self._alone.get(token)
+        if text is None:
+            before = self._codec.decode(self._context)
+            both = self._codec.decode([*self._context, token])
+            text = both[len(before) :] if both.startswith(before) else self._codec.decode([token])
+            self._alone[token] = text
+        return text
+
+    def read(self, character: str) -> None:
+        """Note that the last token wrote it; what it is part of is not known yet."""
+        last = len(self.logprobs) - 1
+        if self._silent:
+            before = [token for token in self._silent if token != last]
+            if before:
+                self._before[last] = before
+            self._silent.clear()
+        self._unread.append((last, character))
+
+    def reasoned(self, length: int) -> None:
+        """Note that so many characters are reasoning."""
+        self._settle(_take(self._unread, length), "reasoning")
+
+    def answered(self, length: int) -> None:
+        """Note that so many characters belong to the answer, unless they are part of a stop string."""
+        self._held += _take(self._unread, length)
+
+    def called(self, length: int) -> None:
+        """Note that so many characters may be a call of a tool."""
+        self._tool += _take(self._unread, length)
+
+    def call_ended(self, *, answer: bool) -> None:
+        """Note that what may have been a call was one, or that it belongs to the answer."""
+        if answer:
+            self._held += self._tool
+        else:
+            self._settle(list(self._tool), "tool")
+        self._tool.clear()
+
+    def passed(self, length: int) -> None:
+        """Note that the stop strings let so many characters through."""
+        self._settle(_take(self._held, length), "answer")
+
+    def marked(self) -> None:
+        """Note that all that was read and is no text was a marker."""
+        self._settle(_take(self._unread, len(self._unread)), "marker")
+
+    def end(self) -> None:
+        """Note that nothing follows: what was never let through is no text."""
+        self._settle(_take(self._held, len(self._held)), "stop")
+        self.call_ended(answer=False)
+        self.marked()
+        part: TokenPart = "answer"
+        for index, token in enumerate(self.logprobs):
+            if token.part is None:  # wrote nothing at all
+                self.logprobs[index] = replace(token, part=part)
+            else:
+                part = token.part
+
+    def _settle(self, marks: list[_Mark], part: TokenPart) -> None:
+        texts: dict[int, str] = {}
+        for index, character in marks:
+            texts[index] = texts.get(index, "") + character
+        for index, text in texts.items():
+            token = self.logprobs[index]
+            for before in self._before.pop(index, ()):
+                self.logprobs[before] = replace(self.logprobs[before], part=part)
+            if token.part == part:
+                self.logprobs[index] = replace(token, text=token.text + text)
+            elif (
+                part not in _NO_TEXT or token.part is None
+            ):  # a token with half a marker is the text beside it
+                self.logprobs[index] = replace(token, text=text, part=part)
+
+
+_NO_TEXT = ("marker", "stop")
+
+
+def _take(marks: deque[_Mark], count: int) -> list[_Mark]:
+    return [marks.popleft() for _ in range(count)]
