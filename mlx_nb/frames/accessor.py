@@ -20,11 +20,11 @@ class FrameAccessor:
     def __init__(self, data: pd.DataFrame) -> None:
         self._data = data
 
-    def generate(self, template: str, **options: Any) -> pd.DataFrame:
+    def generate(self, template: str | None = None, **options: Any) -> pd.DataFrame:
         """Answer a prompt for every row, columns as ``{{ name }}``; options as in `mlx_nb.generate_frame`."""
         return generate_frame(self._data, template, **options)
 
-    async def agenerate(self, template: str, **options: Any) -> pd.DataFrame:
+    async def agenerate(self, template: str | None = None, **options: Any) -> pd.DataFrame:
         """`generate`, awaited."""
         return await agenerate_frame(self._data, template, **options)
 

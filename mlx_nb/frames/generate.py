@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -19,7 +20,8 @@ from .columns import Dtype, fields_of
 from .job import Job
 from .options import Column, RowParams
 from .outcome import Ask
-from .results import Bar, GenerationCancelled, GenerationInterrupted, Layout, Results
+from .progress import Progress, check_progress, shown
+from .results import GenerationCancelled, GenerationInterrupted, Layout, Results
 from .rows import Cells, Rows
 
 __all__ = ["Call", "agenerate_frame", "generate_frame"]
@@ -39,7 +41,7 @@ def generate_frame(
     into: str | None = None,
     join: bool = False,
     parsed: bool = False,
-    progress: bool = True,
+    progress: Progress = True,
     **sampling: Any,
 ) -> pd.DataFrame:
     """Answer a prompt for every row.
@@ -70,8 +72,8 @@ def generate_frame(
         Give a copy of `data` with all columns of the result.
     parsed : bool
         With a schema, a column "parsed" of its values, or of instances of the Pydantic model.
-    progress : bool
-        Show a bar.
+    progress : bool or {"bar", "widget"}
+        Show how far the rows are: in a notebook as a widget, else as a bar.
     **sampling
         Fields of `SamplingParams`; ``mlx_nb.col("name")`` takes one from a column. Frames decode greedily
         (``temperature=0``) unless told otherwise.
@@ -150,14 +152,16 @@ class Call:
         into: str | None = None,
         join: bool = False,
         parsed: bool = False,
-        progress: bool = True,
+        progress: Progress = True,
         answer: str = "text",
         dtype: Dtype = "string",
         **sampling: Any,
     ) -> None:
         self.params = RowParams(sampling)
         self.raw = raw
-        self._n, self._progress = n, progress
+        self._n, self._progress, self._engine = n, progress, engine
+        self._title = _title(template)
+        check_progress(progress)
         self._check_samples(n, shape)
         self._check_chat(system, messages)
         self.rows = Rows(
@@ -180,23 +184,25 @@ class Call:
         with interruptible():
             self.core.wait_ready()
         self.core.check(self.params.base)
-        with self._results() as results:
-            try:
-                self._job(results).run()
-            except KeyboardInterrupt:
-                kind = GenerationCancelled if ends_the_loop() else GenerationInterrupted
-                raise kind(results.frame(), *results.counts()) from None
+        results, job = self._job()
+        try:
+            with self._shown(job):
+                job.run()
+        except KeyboardInterrupt:
+            kind = GenerationCancelled if ends_the_loop() else GenerationInterrupted
+            raise kind(results.frame(), *results.counts()) from None
         return results.frame()
 
     async def arun(self) -> pd.DataFrame:
         """The result, awaited."""
         await self.core.ready()
         self.core.check(self.params.base)
-        with self._results() as results:
-            try:
-                await self._job(results).arun()
-            except asyncio.CancelledError:
-                raise GenerationCancelled(results.frame(), *results.counts()) from None
+        results, job = self._job()
+        try:
+            with self._shown(job):
+                await job.arun()
+        except asyncio.CancelledError:
+            raise GenerationCancelled(results.frame(), *results.counts()) from None
         return results.frame()
 
     def ask(self, cells: Cells, sample: int = 0) -> Ask:
@@ -245,26 +251,24 @@ class Call:
         fields = () if schema is None else fields_of(schema)
         return replace(layout, fields=fields, parsed=parsed or of_rows, into=into, join=join)
 
-    def _results(self) -> Results:
-        total = len(self.rows) * (self._n or 1)
-        return Results(
-            self.rows.source,
-            self._layout,
-            lambda position: self._structures.get(position, self.params.base),
-            Bar(total, shown=self._progress),
+    def _job(self) -> tuple[Results, Job[tuple[int, int, Cells]]]:
+        structures, labels, samples = self._structures, self.rows.source.index, self._n or 1
+        results = Results(
+            self.rows.source, self._layout, lambda position: structures.get(position, self.params.base)
         )
-
-    def _job(self, results: Results) -> Job[tuple[int, int, Cells]]:
-        labels = self.rows.source.index
-        return Job(
+        job = Job(
             self.core,
             self._samples(),
             self._ask_at,
             results.record,
             recall=results.outcome,
-            total=len(self.rows) * (self._n or 1),
-            label=lambda position: str(labels[position // (self._n or 1)]),
+            total=len(self.rows) * samples,
+            label=lambda position: str(labels[position // samples]),
         )
+        return results, job
+
+    def _shown(self, job: Job[Any]) -> AbstractContextManager[None]:
+        return shown(job, self._progress, core=self.core, title=self._title, engine=self._engine)
 
     def _samples(self) -> Iterator[tuple[int, int, Cells]]:
         """Position, number of the sample, and cells of all that is asked."""
@@ -280,3 +284,9 @@ class Call:
         if self.params.differs_in_structure:
             self._structures[position] = ask.params
         return ask
+
+
+def _title(template: str | None) -> str:
+    """The first words of what is asked."""
+    words = " ".join(str(template or "").split()) or "A prompt for every row"
+    return words if len(words) <= 60 else f"{words[:59]}…"

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from tqdm.auto import tqdm
 
 from ..errors import RequestError
 from ..sampling import SamplingParams
@@ -59,18 +57,6 @@ class GenerationCancelled(asyncio.CancelledError):
         self.partial, self.done, self.rows = partial, done, rows
 
 
-class Progress(Protocol):
-    """What shows how far a job is."""
-
-    def row(self, state: State) -> None:
-        """One more row has ended."""
-        ...
-
-    def close(self) -> None:
-        """No more will."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The result's columns.
@@ -111,7 +97,8 @@ class Layout:
         """Refuse names that the source has already."""
         if not (self.join or self.into):
             return
-        taken = [repr(name) for name in self.names if name in set(source.columns)]
+        known = set(source.columns)
+        taken = [repr(name) for name in self.names if _key(name, source) in known]
         if taken:
             hint = "choose another name for into" if self.into else 'give the answers a name with into="…"'
             raise RequestError(
@@ -137,7 +124,7 @@ class Layout:
             }
         frame = source.copy() if self.join or self.into else pd.DataFrame(index=index)
         for name, values in columns.items():
-            frame[name] = pd.Series(
+            frame[_key(name, frame)] = pd.Series(
                 values, index=index, dtype=values.dtype
             )  # or pandas makes text of objects
         return frame
@@ -199,7 +186,7 @@ class _Ending:
 
 
 class Results:
-    """Collects outcomes by position, in any order, and shows how far they are. A context manager.
+    """Collects outcomes by position, in any order.
 
     Parameters
     ----------
@@ -207,34 +194,20 @@ class Results:
         The caller's.
     params : callable
         The parameters of the sample at a position.
-    progress : Progress
     """
 
-    def __init__(
-        self,
-        source: pd.DataFrame,
-        layout: Layout,
-        params: Callable[[int], SamplingParams],
-        progress: Progress,
-    ) -> None:
-        self._source, self._layout, self._params, self._progress = source, layout, params, progress
+    def __init__(self, source: pd.DataFrame, layout: Layout, params: Callable[[int], SamplingParams]) -> None:
+        self._source, self._layout, self._params = source, layout, params
         total = len(source) * (layout.samples or 1)
         self._endings = [_read(_NEVER_RUN, layout, None)] * total
 
-    def __enter__(self) -> Results:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.close()
-
-    def record(self, position: int, outcome: Outcome) -> None:
-        """Take an outcome."""
-        ending = _read(outcome, self._layout, self._params(position))
-        self._endings[position] = ending
-        if ending.state != "aborted":
-            self._progress.row(ending.state)
+    def record(self, position: int, outcome: Outcome) -> Outcome:
+        """Take an outcome; the same as read: with structure, what doesn't fit has failed."""
+        ending = self._endings[position] = _read(outcome, self._layout, self._params(position))
+        reason = _REASONS.get(ending.state, ending.finish_reason)
+        if (reason, ending.error) == (outcome.finish_reason, outcome.error):
+            return outcome
+        return replace(outcome, finish_reason=reason, error=ending.error)
 
     def outcome(self, position: int) -> Outcome:
         """What was recorded there."""
@@ -249,25 +222,8 @@ class Results:
         return sum(ending.state != "aborted" for ending in self._endings), len(self._endings)
 
 
-class Bar:
-    """A progress bar."""
-
-    def __init__(self, total: int, *, shown: bool) -> None:
-        self._failed = 0
-        self._bar: Any = tqdm(total=total, unit="row", disable=not shown)
-
-    def row(self, state: State) -> None:
-        """One more."""
-        if state == "failed":
-            self._failed += 1
-            self._bar.set_postfix(failed=self._failed, refresh=False)
-        self._bar.update()
-
-    def close(self) -> None:
-        """Leave it as it is."""
-        self._bar.close()
-
-
+_REASONS = {"truncated": "length", "failed": "error"}
+"""What a state is called among finish reasons."""
 _UNSUCCESSFUL: dict[str, State] = {"skipped": "skipped", "error": "failed", "abort": "aborted"}
 
 
@@ -294,6 +250,12 @@ def _read(outcome: Outcome, layout: Layout, params: SamplingParams | None) -> _E
         return _Ending(outcome, "failed", "stop", text, " ".join(str(error).split()))
     value = answer.value if params.schema is not None else None
     return _Ending(outcome, "done", "stop", outcome.text, None, value, cells)
+
+
+def _key(name: str, frame: pd.DataFrame) -> Any:
+    """A column's label among columns of several levels too."""
+    levels = frame.columns.nlevels
+    return name if levels == 1 else (name, *[""] * (levels - 1))
 
 
 def _plain(value: Any) -> Any:
