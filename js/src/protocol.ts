@@ -7,6 +7,9 @@ export type Command = "abort_all" | "clear_cache" | "stop";
 export type BatchState = "running" | "paused" | "stopped" | "finished" | "error";
 export type RowOutcome = "done" | "cut" | "failed" | "skipped";
 export type JobAction = "pause" | "resume" | "stop";
+export type ChatState = "loading" | "running" | "idle" | "stopped" | "error";
+export type ChatAction = "stop" | "regenerate" | "dismiss" | "reset" | "whole";
+export type TurnEnding = "waiting" | "answering" | "done" | "length" | "stopped" | "failed";
 
 export const HISTORY_SECONDS = 120;
 
@@ -124,6 +127,74 @@ export interface BatchTraits {
   results: RowResult[];
 }
 
+export interface ChatHead {
+  state: ChatState;
+  model: string;
+  problem: string | null;
+  command: string | null;
+  takes_images: boolean;
+  can_think: boolean;
+}
+
+export interface ChatImage {
+  name: string;
+  src: string;
+}
+
+export interface TurnStatus {
+  ending: TurnEnding;
+  problem: string | null;
+  thought_s: number | null;
+  left_out: number;
+}
+
+export interface ChatTurn {
+  key: string;
+  question: string;
+  images: ChatImage[];
+  answer: string;
+  reasoning: string;
+  status: TurnStatus;
+}
+
+export interface TurnGrowth {
+  key: string;
+  answer_at: number;
+  answer: string;
+  reasoning_at: number;
+  reasoning: string;
+  status: TurnStatus;
+}
+
+export interface ChatTalk {
+  /** The revision that this adds to; 0: this is everything. */
+  base: number;
+  revision: number;
+  keys: string[];
+  turns: ChatTurn[];
+  grown: TurnGrowth[];
+}
+
+export interface ChatFigures {
+  rate: number | null;
+  first_s: number | null;
+  prompt: number | null;
+  cached: number | null;
+  output: number | null;
+}
+
+export interface ChatSettings {
+  values: Record<string, string>;
+  problems: Record<string, string>;
+}
+
+export interface ChatTraits {
+  head: ChatHead;
+  talk: ChatTalk;
+  figures: ChatFigures;
+  settings: ChatSettings;
+}
+
 export interface ViewChange {
   kind: "view";
   view: string;
@@ -147,7 +218,25 @@ export interface JobCommand {
   action: JobAction;
 }
 
+/** A question; the bytes of `images` travel as the message's buffers, in the same order. */
+export interface ChatSend {
+  kind: "chat_send";
+  text: string;
+  replaces: string | null;
+  images: string[];
+}
+
+export interface ChatCommand {
+  kind: "chat";
+  action: ChatAction;
+}
+
+export interface ChatSet {
+  kind: "chat_set";
+  values: Record<string, string>;
+}
+
 /** What a view of any widget asks for. */
-export type Asked = Abort | EngineCommand | JobCommand;
+export type Asked = Abort | EngineCommand | JobCommand | ChatSend | ChatCommand | ChatSet;
 
 export type Message = ViewChange | Asked;

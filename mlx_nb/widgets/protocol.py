@@ -17,6 +17,9 @@ Command = Literal["abort_all", "clear_cache", "stop"]
 BatchState = Literal["running", "paused", "stopped", "finished", "error"]
 RowOutcome = Literal["done", "cut", "failed", "skipped"]
 JobAction = Literal["pause", "resume", "stop"]
+ChatState = Literal["loading", "running", "idle", "stopped", "error"]
+ChatAction = Literal["stop", "regenerate", "dismiss", "reset", "whole"]
+TurnEnding = Literal["waiting", "answering", "done", "length", "stopped", "failed"]
 
 HISTORY_SECONDS = 120
 """Samples of a sparkline, one a second."""
@@ -166,6 +169,94 @@ class BatchTraits(TypedDict):
     results: list[RowResult]
 
 
+class ChatHead(TypedDict):
+    """Who answers; `problem` says why nobody does, and `command`, where there is one, mends it."""
+
+    state: ChatState
+    model: str
+    problem: str | None
+    command: str | None
+    takes_images: bool
+    can_think: bool
+
+
+class ChatImage(TypedDict):
+    """A small picture of what was attached; `src` is a data URI of a PNG."""
+
+    name: str
+    src: str
+
+
+class TurnStatus(TypedDict):
+    """How an answer is doing: seconds of thinking, and the oldest turns that its prompt had no room for."""
+
+    ending: TurnEnding
+    problem: str | None
+    thought_s: float | None
+    left_out: int
+
+
+class ChatTurn(TypedDict):
+    """A question and what there is of its answer."""
+
+    key: str
+    question: str
+    images: list[ChatImage]
+    answer: str
+    reasoning: str
+    status: TurnStatus
+
+
+class TurnGrowth(TypedDict):
+    """What came to a turn's texts; `answer_at` and `reasoning_at` are their lengths before, in UTF-16 units."""
+
+    key: str
+    answer_at: int
+    answer: str
+    reasoning_at: int
+    reasoning: str
+    status: TurnStatus
+
+
+class ChatTalk(TypedDict):
+    """What changed since revision `base`: all `keys` in order, turns that are new, and turns that grew.
+
+    With `base` 0 it is everything. A view that is not at `base` asks for that.
+    """
+
+    base: int
+    revision: int
+    keys: list[str]
+    turns: list[ChatTurn]
+    grown: list[TurnGrowth]
+
+
+class ChatFigures(TypedDict):
+    """Of the last answer, or the one that is being written: tokens a second, seconds, tokens; None if unknown."""
+
+    rate: float | None
+    first_s: float | None
+    prompt: int | None
+    cached: int | None
+    output: int | None
+
+
+class ChatSettings(TypedDict):
+    """System prompt and sampling as typed, and for each that isn't valid why; the last valid value then holds."""
+
+    values: dict[str, str]
+    problems: dict[str, str]
+
+
+class ChatTraits(TypedDict):
+    """Every synced trait of the chat panel."""
+
+    head: ChatHead
+    talk: ChatTalk
+    figures: ChatFigures
+    settings: ChatSettings
+
+
 @dataclass(frozen=True, slots=True)
 class ViewChange:
     """A view can be seen (`open`), or no longer; a message of a lower `order` than one seen is late."""
@@ -196,13 +287,43 @@ class JobCommand:
     action: JobAction
 
 
-Asked = Abort | EngineCommand | JobCommand
+@dataclass(frozen=True, slots=True)
+class ChatSend:
+    """A question, in place of the turn `replaces` and those after it if that is given.
+
+    `images` are file names; their bytes travel as the message's buffers, in the same order. An edited question
+    keeps the images it had.
+    """
+
+    text: str
+    replaces: str | None
+    images: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCommand:
+    """A button of the chat panel; "whole" asks for all turns again."""
+
+    action: ChatAction
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSet:
+    """Settings as typed."""
+
+    values: dict[str, str]
+
+
+Asked = Abort | EngineCommand | JobCommand | ChatSend | ChatCommand | ChatSet
 """What a view of any widget asks for."""
 
 Message = ViewChange | Asked
 
 _COMMANDS: Mapping[object, Command] = {"abort_all": "abort_all", "clear_cache": "clear_cache", "stop": "stop"}
 _JOB_ACTIONS: Mapping[object, JobAction] = {"pause": "pause", "resume": "resume", "stop": "stop"}
+_CHAT_ACTIONS: Mapping[object, ChatAction] = {
+    "stop": "stop", "regenerate": "regenerate", "dismiss": "dismiss", "reset": "reset", "whole": "whole",
+}  # fmt: skip
 
 
 def parse_message(content: object) -> Message | None:
@@ -216,5 +337,22 @@ def parse_message(content: object) -> Message | None:
             return EngineCommand(_COMMANDS[name])
         case {"kind": "job", "action": str(name)} if name in _JOB_ACTIONS:
             return JobCommand(_JOB_ACTIONS[name])
+        case _:
+            return _parse_chat(content)
+
+
+def _parse_chat(content: object) -> Message | None:
+    match content:
+        case {"kind": "chat", "action": str(name)} if name in _CHAT_ACTIONS:
+            return ChatCommand(_CHAT_ACTIONS[name])
+        case {
+            "kind": "chat_send",
+            "text": str(text),
+            "replaces": None | str() as replaces,
+            "images": list(names),
+        }:
+            return ChatSend(text, replaces, tuple(map(str, names)))
+        case {"kind": "chat_set", "values": dict(values)}:
+            return ChatSet({str(name): str(value) for name, value in values.items()})
         case _:
             return None
