@@ -481,6 +481,7 @@ class EngineCore:
             "total_completion_tokens": counters.completion_total,
             "generation_tps": generation_tps,
             "prompt_tps": prompt_tps,
+            **counters.measured(),
             "memory": {
                 name: getattr(memory, name, 0)
                 for name in ("active", "cache", "peak", "limit", "weights", "kv", "prefix")

@@ -268,6 +268,7 @@ class Worker:
         assert backend is not None
         self._admit_and_preempt(backend)
         prefilled = made = 0
+        began = time.monotonic()
         ended: dict[str, tuple[RequestStatus, BaseException | None]] = {}
         for event in self._events(backend):
             answer = self._live.get(event.request_id)
@@ -290,7 +291,7 @@ class Worker:
                     made += answer.length
                 case Fault():
                     ended.setdefault(event.request_id, (RequestStatus.FINISHED_ERROR, event.error))
-        self.counters.step(prefilled, made)
+        self.counters.step(prefilled, made, time.monotonic() - began)
         self._finish(backend, ended)
         self._read(now=not self._scheduler)
 

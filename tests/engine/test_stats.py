@@ -169,3 +169,16 @@ def test_statistics_are_consistent_at_every_moment(start: Make) -> None:
     assert wrong == []
     assert looks > 20
     wait_until(lambda: engine.get_stats()["num_requests_processed"] == 240)
+
+
+async def test_speeds_are_means_over_the_steps_that_were_at_it(start: Make) -> None:
+    engine = start(for_ever, step_s=0.01)
+    before = engine.get_stats()
+    await engine.generate("question", SamplingParams(max_tokens=20))
+    stats = engine.get_stats()
+
+    assert (before["mean_prompt_tps"], before["mean_generation_tps"]) == (None, None)
+    assert 0 < stats["mean_generation_tps"] <= 100
+    assert 0 < stats["mean_prompt_tps"] <= 800
+    await asyncio.sleep(0.05)
+    assert engine.get_stats()["mean_generation_tps"] == stats["mean_generation_tps"]
