@@ -12,6 +12,7 @@ from typing import Any, TypedDict, Unpack
 
 from ..backends.base import ModelInfo
 from ..codec import Codec
+from ..config import SparsePrefill
 from ..errors import RequestError
 from ..footprint import KVFootprint
 from ..request import Request
@@ -40,6 +41,8 @@ class RequestOptions(TypedDict, total=False):
         What people are shown of the prompt.
     keep : bool
         Store its KV state for later prompts once it has ended; the checkpoint at `prefix_boundary` is in any case.
+    sparse_prefill : SparsePrefill, optional
+        Prefill only what matters of a long prompt; for engines of a single stream that have a draft model for it.
     """
 
     priority: int
@@ -47,6 +50,7 @@ class RequestOptions(TypedDict, total=False):
     tools: Sequence[dict[str, Any]] | None
     preview: str | None
     keep: bool
+    sparse_prefill: SparsePrefill | None
 
 
 class Intake:
@@ -130,6 +134,7 @@ class Intake:
             tools=options.get("tools"),
             preview=self._preview(prompt if preview is None else preview),
             keep=keep,
+            sparse_prefill=options.get("sparse_prefill"),
         )
         self._check(request)
         return request
@@ -162,7 +167,9 @@ class Intake:
                 raise RequestError(f"the tokenizer could not encode the prompt: {error}") from error
         elif isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
             highest = self.codec.vocabulary_size - 1
-            tokens = [integer("a prompt token id", i, low=0, high=highest) for i in prompt]
+            tokens = list(prompt)  # type: ignore[arg-type] # mypy takes it for a text
+            if set(map(type, tokens)) != {int} or min(tokens) < 0 or max(tokens) > highest:
+                tokens = [integer("a prompt token id", i, low=0, high=highest) for i in tokens]
         else:
             raise RequestError(f"a prompt is text or a list of token ids, got {type(prompt).__name__}")
         if not tokens:

@@ -11,28 +11,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import queue
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 from ..engine.core import EngineCore
+from ..errors import EngineNotStarted, EngineStopped
 from ..outputs import RequestOutput
+from ..sampling import SamplingParams
+from .ahead import Ahead
 from .interrupt import on_interrupt
 from .keys import Keys, repeatable
 from .outcome import Ask, Outcome, Skipped
+from .sharing import Prefix, Work
 from .snapshot import Recent, Snapshot, State, Tally
+from .store import Store
 
 __all__ = ["Ask", "Job", "Outcome", "Recent", "Skipped", "Snapshot", "State"]
 
 WINDOW = 2
 """Rows with the engine, in batches: one that runs, and one that waits to take its place."""
 
-LOOP_SHARE_S = 0.005
-"""Seconds that an event loop is held at most while rows are being started."""
+TOGETHER = 64
+"""Rows that are looked at together, at least, for what they share and what the checkpoint has of them."""
 
 MOST_WAITING = 64
 """Rows that may wait for one like them, times the window; reading stops there."""
+
+LOOP_SHARE_S = 0.005
+"""Seconds that an event loop is held at most while rows are being started."""
+
+_PREFILL = SamplingParams(max_tokens=1, temperature=0)
 
 Row = TypeVar("Row")
 
@@ -40,7 +51,9 @@ Row = TypeVar("Row")
 class Job(Generic[Row]):
     """Rows on their way through an engine.
 
-    A prompt that was asked before with the same parameters, greedy or seeded, isn't run again.
+    A prompt that was asked before with the same parameters, greedy or seeded, isn't run again. What rows have in
+    common at their beginning is prefilled once and held in the prefix cache while they run; rows leave nothing else
+    there.
 
     Parameters
     ----------
@@ -56,6 +69,10 @@ class Job(Generic[Row]):
     recall : callable, optional
         Gives back what was recorded at a position, for later rows that ask the same. Without it only rows that
         run at the same time share an answer.
+    store : Store, optional
+        Has outcomes of earlier jobs, and gets this one's. Rows with logits processors are in none.
+    retry_failed : bool
+        Run rows again that the store knows as failed.
     total : int, optional
         Rows there are, for snapshots.
     label : callable
@@ -70,21 +87,31 @@ class Job(Generic[Row]):
         record: Callable[[int, Outcome], Outcome | None],
         *,
         recall: Callable[[int], Outcome] | None = None,
+        store: Store | None = None,
+        retry_failed: bool = True,
         total: int | None = None,
         label: Callable[[int], str] = str,
     ) -> None:
         self._core, self._ask, self._record, self._recall = core, ask, record, recall
+        self._store, self._retry_failed = store, retry_failed
         self._rows = enumerate(rows)
-        self._window = WINDOW * core.config.scheduler_config.max_running
+        scheduler = core.config.scheduler_config
+        self._window = WINDOW * scheduler.max_running
+        self._finds_prefixes = scheduler.enable_prefix_cache
+        self._together = max(TOGETHER, self._window) if store or self._finds_prefixes else 1
         self._keys = Keys(core.info.fingerprint)
         self._first: dict[bytes, int] = {}
-        self._live: dict[int, tuple[str, str, bytes | None]] = {}
-        self._waiting: dict[bytes, list[tuple[int, str]]] = {}
-        self._num_waiting = 0
+        self._read: list[Work] = []
+        self._read_all = False
+        self._ahead = Ahead(core)
+        self._live: dict[int, tuple[str, Work | Prefix]] = {}
+        self._alike: dict[bytes, list[tuple[int, str]]] = {}
+        self._num_alike = 0
+        self._prefix_numbers = itertools.count(-1, -1)
         self._inbox: queue.SimpleQueue[tuple[int, RequestOutput] | None] = queue.SimpleQueue()
         self._wake: Callable[[], None] | None = None
         self._tally = Tally(total, label)
-        self._interrupted = self._stopped = self._paused = self._read_all = False
+        self._interrupted = self._stopped = self._paused = False
 
     # -- any thread -------------------------------------------------------------------------------------
 
@@ -125,7 +152,7 @@ class Job(Generic[Row]):
         with self._running():
             with on_interrupt(self._interrupt):
                 while not (self._interrupted or self._stopped):
-                    started = self._start_next()
+                    started = self._go_on()
                     if not started and self._over():
                         return
                     self._collect(block=not started)
@@ -140,7 +167,7 @@ class Job(Generic[Row]):
         held_since = time.monotonic()
         with self._running():
             while not self._stopped:
-                started = self._start_next()
+                started = self._go_on()
                 if not started and self._over():
                     return
                 if not started:
@@ -163,66 +190,143 @@ class Job(Generic[Row]):
                 end = "finished"
         finally:
             self._abort()
+            self._ahead.close()
+            if self._store is not None:
+                self._store.flush()
             self._tally.turn(end)
 
-    def _over(self) -> bool:
-        return self._read_all and not self._live
+    def _interrupt(self) -> None:
+        self._interrupted = True
+        self._inbox.put(None)
 
-    def _start_next(self) -> bool:
-        """Start one more row; False if there is no room, or no row."""
+    def _over(self) -> bool:
+        return self._read_all and not (self._live or self._paused)
+
+    # -- rows in ----------------------------------------------------------------------------------------
+
+    def _go_on(self) -> bool:
+        """Start a row or read one; False if there is no room, or nothing to do."""
+        if self._paused or len(self._live) >= self._window:
+            return False
+        item = self._ahead.pop()
+        if item is None:
+            return self._read_row()
+        if isinstance(item, Prefix):
+            self._start_prefix(item)
+        else:
+            self._start(item)
+        return True
+
+    def _read_row(self) -> bool:
+        """Read a row; False if there is none, or too many wait already."""
         if (
-            self._paused
-            or len(self._live) >= self._window
-            or self._num_waiting >= MOST_WAITING * self._window
+            self._read_all
+            or len(self._ahead) >= self._together
+            or self._num_alike >= MOST_WAITING * self._window
         ):
             return False
         row = next(self._rows, None)
         if row is None:
             self._read_all = True
-            return False
-        position, values = row
-        try:
-            ask = self._ask(values)
-            key = self._keys.of(ask) if repeatable(ask.params) else None
-            if key is None or not self._shares(position, ask.text, key):
-                self._submit(position, ask, key)
-        except Skipped as skipped:
-            self._end(position, "", Outcome("skipped", error=str(skipped)))
-        except Exception as error:
-            self._end(position, "", Outcome.failed(error))
+        else:
+            self._take_in(*row)
+        if self._read and (self._read_all or len(self._read) >= self._together):
+            read, self._read = self._read, []
+            self._ahead.put(self._unknown(read))
         return True
 
-    def _submit(self, position: int, ask: Ask, key: bytes | None) -> None:
-        request_id = self._core.submit(
-            ask.prompt,
-            ask.params,
-            images=ask.images,
-            preview=ask.text,
-            on_done=functools.partial(self._arrive, position),
-        )
-        self._live[position] = (request_id, ask.text, key)
+    def _take_in(self, position: int, values: Row) -> None:
+        try:
+            ask = self._ask(values)
+            same = repeatable(ask.params)
+            key = self._keys.of(ask) if same or self._store is not None else None
+        except Skipped as skipped:
+            self._end(position, "", Outcome("skipped", error=str(skipped)))
+            return
+        except Exception as error:
+            self._end(position, "", Outcome.failed(error))
+            return
         if key is not None:
-            self._waiting[key] = []
+            if (alike := self._alike.get(key)) is not None:
+                alike.append((position, ask.text))
+                self._num_alike += 1
+                return
+            if (first := self._first.get(key)) is not None and self._recall is not None:
+                self._end(position, ask.text, self._recall(first), reused=True)
+                return
+            self._alike[key] = []
+        self._read.append(Work(position, ask, key, self._tokens(ask) if self._finds_prefixes else None))
 
-    def _shares(self, position: int, text: str, key: bytes) -> bool:
-        """Whether the row has its answer from another, now or once that one ends."""
-        if (waiting := self._waiting.get(key)) is not None:
-            waiting.append((position, text))
-            self._num_waiting += 1
-            return True
-        if self._recall is not None and (first := self._first.get(key)) is not None:
-            self._end(position, text, self._recall(first), reused=True)
-            return True
-        return False
+    def _tokens(self, ask: Ask) -> list[int] | None:
+        """A prompt's tokens; None if they can't be told, or don't tell all."""
+        if ask.images:
+            return None
+        if not isinstance(ask.prompt, str):
+            return list(ask.prompt)
+        try:
+            return self._core.codec.encode(ask.prompt)
+        except Exception:  # submitting it says what is wrong
+            return None
 
-    def _arrive(self, position: int, output: RequestOutput) -> None:
+    def _unknown(self, works: list[Work]) -> list[Work]:
+        """Those of the rows whose outcomes aren't in the store; the others end here."""
+        if self._store is None:
+            return works
+        known = self._store.get_many([work.key for work in works if work.key is not None])
+        unknown = []
+        for work in works:
+            outcome = known.get(work.key) if work.key is not None else None
+            if outcome is None or (self._retry_failed and not outcome.answered):
+                unknown.append(work)
+            else:
+                self._settle(work, outcome, reused=True)
+        return unknown
+
+    def _start(self, work: Work) -> None:
+        ask, prefix = work.ask, work.prefix
+        try:
+            request_id = self._core.submit(
+                work.prompt,
+                ask.params,
+                images=ask.images,
+                prefix_boundary=prefix.length if prefix is not None else 0,
+                preview=ask.text,
+                keep=False,
+                on_done=functools.partial(self._arrive, work.position),
+            )
+        except Exception as error:
+            self._ahead.ended(work)
+            self._keep(work, Outcome.failed(error), error)
+            self._settle(work, Outcome.failed(error))
+        else:
+            self._live[work.position] = (request_id, work)
+
+    def _start_prefix(self, prefix: Prefix) -> None:
+        number = next(self._prefix_numbers)
+        try:
+            request_id = self._core.submit(
+                prefix.lead,
+                _PREFILL,
+                prefix_boundary=prefix.length,
+                preview="what the next rows have in common",
+                keep=False,
+                on_done=functools.partial(self._arrive, number),
+            )
+        except Exception:  # the rows will say what is wrong
+            self._ahead.stored(prefix)
+        else:
+            self._live[number] = (request_id, prefix)
+
+    # -- outcomes out -----------------------------------------------------------------------------------
+
+    def _arrive(self, number: int, output: RequestOutput) -> None:
         # On the engine's thread, or an aborting one.
-        self._inbox.put((position, output))
+        self._inbox.put((number, output))
         if self._wake is not None:
             self._wake()
 
     def _collect(self, *, block: bool) -> None:
-        """Record all that has arrived; with `block`, wait until something has."""
+        """Take all that has arrived; with `block`, wait until something has."""
         with contextlib.suppress(queue.Empty):
             while True:
                 item = self._inbox.get(block)
@@ -230,30 +334,44 @@ class Job(Generic[Row]):
                 if item is not None:
                     self._take(*item)
 
-    def _take(self, position: int, output: RequestOutput) -> None:
-        _, text, key = self._live.pop(position)
-        outcome = Outcome.of(output)
-        self._end(position, text, outcome)
-        if key is None:
+    def _take(self, number: int, output: RequestOutput) -> None:
+        _, item = self._live.pop(number)
+        if isinstance(item, Prefix):
+            self._ahead.stored(item)
             return
-        if self._recall is not None and outcome.finish_reason != "abort":
-            self._first[key] = position
-        waiting = self._waiting.pop(key)
-        self._num_waiting -= len(waiting)
-        for other, its_text in waiting:
-            self._end(other, its_text, outcome, reused=True)
+        self._ahead.ended(item)
+        outcome = Outcome.of(output)
+        self._keep(item, outcome, output.error)
+        self._settle(item, outcome)
+
+    def _keep(self, work: Work, outcome: Outcome, error: BaseException | None) -> None:
+        """Put a row's own outcome into the store; a stopped engine is no row's fault."""
+        if (
+            self._store is not None
+            and work.key is not None
+            and not isinstance(error, EngineStopped | EngineNotStarted)
+        ):
+            self._store.put(work.key, outcome)
+
+    def _settle(self, work: Work, outcome: Outcome, *, reused: bool = False) -> None:
+        """Record the outcome of a row, and of those that wait for it."""
+        self._end(work.position, work.ask.text, outcome, reused=reused)
+        if work.key is None:
+            return
+        if self._recall is not None and outcome.finish_reason != "abort" and repeatable(work.ask.params):
+            self._first[work.key] = work.position
+        alike = self._alike.pop(work.key)
+        self._num_alike -= len(alike)
+        for position, text in alike:
+            self._end(position, text, outcome, reused=True)
 
     def _end(self, position: int, text: str, outcome: Outcome, *, reused: bool = False) -> None:
         counted = self._record(position, outcome) or outcome
         self._tally.count(position, text, counted, reused=reused)
 
-    def _interrupt(self) -> None:
-        self._interrupted = True
-        self._inbox.put(None)
-
     def _abort(self) -> None:
         if self._live:
-            for request_id, _, _ in list(self._live.values()):
+            for request_id, _ in list(self._live.values()):
                 self._core.abort(request_id)
             self._collect(block=False)
 
