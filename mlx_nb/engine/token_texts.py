@@ -30,6 +30,8 @@ class TokenTexts:
         self._held: deque[_Mark] = deque()  # may be the beginning of a stop string
         self._silent: list[int] = []  # tokens that have written nothing yet
         self._before: dict[int, list[int]] = {}  # those that ended in the middle of a token's first character
+        self._open: dict[int, int] = {}  # characters of a token of which it is not clear what they are
+        self._texts: dict[int, tuple[str, TokenPart]] = {}  # what is clear of tokens that are not decided
 
     def add(self, logprob: TokenLogprob) -> None:
         """Take the next token, with the texts of its alternatives."""
@@ -50,15 +52,18 @@ class TokenTexts:
             self._alone[token] = text
         return text
 
-    def read(self, character: str) -> None:
-        """Note that the last token wrote it; what it is part of is not known yet."""
+    def wrote(self, text: str) -> None:
+        """Note what the last token wrote."""
+        if not (text and self.logprobs):
+            return
         last = len(self.logprobs) - 1
-        if self._silent:
-            before = [token for token in self._silent if token != last]
-            if before:
-                self._before[last] = before
-            self._silent.clear()
-        self._unread.append((last, character))
+        self._before.setdefault(last, [token for token in self._silent if token != last])
+        self._silent.clear()
+        self._open[last] = self._open.get(last, 0) + len(text)
+
+    def read(self, character: str) -> None:
+        """Note that the splitter has seen a character of what the last token wrote."""
+        self._unread.append((len(self.logprobs) - 1, character))
 
     def reasoned(self, length: int) -> None:
         """Note that so many characters are reasoning."""
@@ -93,6 +98,8 @@ class TokenTexts:
         self._settle(_take(self._held, len(self._held)), "stop")
         self.call_ended(answer=False)
         self.marked()
+        for index in list(self._texts):  # a stop string ended the answer in the middle of a token
+            self._decide(index)
         part: TokenPart = "answer"
         for index, token in enumerate(self.logprobs):
             if token.part is None:  # wrote nothing at all
@@ -101,19 +108,24 @@ class TokenTexts:
                 part = token.part
 
     def _settle(self, marks: list[_Mark], part: TokenPart) -> None:
-        texts: dict[int, str] = {}
         for index, character in marks:
-            texts[index] = texts.get(index, "") + character
-        for index, text in texts.items():
-            token = self.logprobs[index]
-            for before in self._before.pop(index, ()):
-                self.logprobs[before] = replace(self.logprobs[before], part=part)
-            if token.part == part:
-                self.logprobs[index] = replace(token, text=token.text + text)
-            elif (
-                part not in _NO_TEXT or token.part is None
-            ):  # a token with half a marker is the text beside it
-                self.logprobs[index] = replace(token, text=text, part=part)
+            text, kind = self._texts.get(index, ("", part))
+            if kind == part:
+                self._texts[index] = text + character, part
+            elif kind in _NO_TEXT:  # a token with half a marker is the text beside it
+                self._texts[index] = character, part
+            self._open[index] -= 1
+            if not self._open[index]:
+                self._decide(index)
+
+    def _decide(self, index: int) -> None:
+        """Give out what a token wrote: it is clear what all of it is."""
+        text, part = self._texts[index]
+        for before in self._before.pop(index, ()):
+            self.logprobs[before] = replace(self.logprobs[before], part=part)
+        self.logprobs[index] = replace(self.logprobs[index], text=text, part=part)
+        if index < len(self.logprobs) - 1:  # the last one may write more at the end
+            del self._open[index], self._texts[index]
 
 
 _NO_TEXT = ("marker", "stop")

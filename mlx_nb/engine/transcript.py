@@ -97,6 +97,7 @@ class Transcript:
         """Take text as it is decoded; True if that completes a stop string."""
         if self._texts is None:
             return self._take(self._splitter.push(text))
+        self._texts.wrote(text)
         for character in text:
             self._texts.read(character)
             pieces = self._splitter.push(character)

@@ -1,6 +1,7 @@
 """With log-probabilities come the texts of the tokens and of their alternatives."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 from models import tiny
@@ -60,16 +61,26 @@ def test_a_call_is_apart_and_what_is_no_call_is_answer(say: Say) -> None:
 
 
 def test_what_is_held_back_is_not_decided_until_it_is_shown() -> None:
-    core = EngineCore(None, None, backend=fake_backend(lambda _: text_tokens("ab STO no"), step_s=0.01))
+    looked = threading.Event()
+
+    def script(_: object) -> Iterator[int]:
+        yield from text_tokens("ab STO")
+        looked.wait(10)
+        yield from text_tokens(" no")
+
+    core = EngineCore(None, None, backend=fake_backend(script))
     core.launch()
-    params = SamplingParams(logprobs=0, stop=["STOP"])
-    outputs = list(core.stream_sync(core.submit("question", params), timeout=30))
+    request = core.submit("question", SamplingParams(logprobs=0, stop=["STOP"]))
+    outputs = []
+    for output in core.stream_sync(request, timeout=30):
+        outputs.append(output)
+        if len(output.output_token_ids) == 6:
+            assert output.output_text == "ab "
+            assert told(output) == [(letter, "answer") for letter in "ab "] + [("", None)] * 3
+            looked.set()
     core.close()
-    for output in outputs:
-        assert output.logprobs is not None
-        shown = "".join(token.text for token in output.logprobs if token.part == "answer")
-        assert shown.startswith(output.output_text)
-    assert any(token.part is None for output in outputs for token in output.logprobs or ())
+    assert looked.is_set()
+    assert told(outputs[-1]) == [(letter, "answer") for letter in "ab STO no"]
 
 
 def test_an_aborted_answer_has_all_its_texts() -> None:
