@@ -17,7 +17,7 @@ State = Literal["new", "running", "paused", "stopped", "finished"]
 
 RECENT = 20
 """Last results that a snapshot shows."""
-WORDS = 80
+WORDS = 400
 """Characters of each that it shows."""
 RATE_S = 10.0
 """Seconds at work that rates look back on."""

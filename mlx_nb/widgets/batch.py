@@ -7,6 +7,7 @@ text.
 
 from __future__ import annotations
 
+import functools
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,11 @@ from .protocol import (
 )
 
 __all__ = ["About", "BatchWidget", "Ended", "Snapshot", "Watched", "as_html", "as_text", "read"]
+
+PROMPT_CHARACTERS = 120
+ANSWER_CHARACTERS = 200
+LEAST_COMMON = 12
+"""Characters that prompts share before they are left out."""
 
 _OUTCOMES: Mapping[str, RowOutcome] = {"length": "cut", "error": "failed", "skipped": "skipped"}
 _STATES: Mapping[str, BatchState] = {"paused": "paused", "stopped": "stopped", "finished": "finished"}
@@ -163,7 +169,8 @@ class BatchWidget(LiveWidget):
     def __init__(self, job: Watched, about: About) -> None:
         self._watched, self._about = weakref.ref(job), about
         self._past = History()
-        self._last = read(job, about)
+        self._common: str | None = None
+        self._last = self._look(job)
         super().__init__()
 
     def end(self) -> None:
@@ -189,12 +196,27 @@ class BatchWidget(LiveWidget):
     def _read(self) -> Mapping[str, Any]:
         job = self._watched()
         if job is not None and self._last["job"]["state"] in _LIVE:
-            last = read(job, self._about)
-            if last["job"]["state"] == "running":
-                self._past.add(last["pace"]["tokens"] or 0.0, 0.0)
-            past = self._past.band()
-            self._last = {**last, "tokens": {"samples": past["decode"], "peak": past["decode_peak"]}}
+            self._last = self._look(job)
         return self._last
+
+    def _look(self, job: Watched) -> BatchTraits:
+        now = read(job, self._about)
+        if now["job"]["state"] == "running":
+            self._past.add(now["pace"]["tokens"] or 0.0, 0.0)
+        past = self._past.band()
+        return {
+            **now,
+            "tokens": {"samples": past["decode"], "peak": past["decode_peak"]},
+            "results": self._own_words(now["results"]),
+        }
+
+    def _own_words(self, results: list[RowResult]) -> list[RowResult]:
+        """Leave out how all prompts of the job begin: the title says it, and what is a row's own comes after."""
+        prompts = {result["prompt"] for result in results if result["prompt"]}
+        if self._common is not None or len(prompts) > 1:
+            self._common = functools.reduce(_common, prompts, self._common)
+        skip = 0 if self._common is None else self._common.rfind(" ") + 1
+        return [_short(result, skip if skip >= LEAST_COMMON else 0) for result in results]
 
     def _as_text(self) -> str:
         return as_text(self._last)
@@ -282,6 +304,19 @@ def _result(row: Ended) -> RowResult:
         "answer": row.answer,
         "outcome": _OUTCOMES.get(row.finish_reason, "done"),
     }
+
+
+def _common(one: str | None, other: str) -> str:
+    """How two texts begin."""
+    if one is None:
+        return other
+    length = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+    return min(one, other, key=len) if length is None else one[:length]
+
+
+def _short(result: RowResult, skip: int) -> RowResult:
+    prompt = f"… {result['prompt'][skip:]}" if skip and result["prompt"] else result["prompt"]
+    return {**result, "prompt": prompt[:PROMPT_CHARACTERS], "answer": result["answer"][:ANSWER_CHARACTERS]}
 
 
 def _span(seconds: float) -> str:

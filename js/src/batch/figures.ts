@@ -1,6 +1,6 @@
 // Rate, time and tokens: four figures whose places and widths never depend on their values.
 import { h, setText } from "../dom";
-import { decimal, integer, rate, UNKNOWN } from "../format";
+import { count, decimal, integer, rate, UNKNOWN } from "../format";
 import type { JobBand, PaceBand, TokensBand } from "../protocol";
 import { Spark } from "../spark";
 
@@ -18,11 +18,16 @@ export function span(seconds: number | null, exact = false): Amount {
   return [integer(Math.floor(whole / 3600)), "h", two(Math.floor(whole / 60) % 60), "min"];
 }
 
+/** A decimal while it says something. */
+function speed(value: number): string {
+  return value < 100 ? rate(value) : count(Math.round(value));
+}
+
 /** Rows a second, or a minute when there is less than one in ten seconds. */
 export function pace(perSecond: number | null): Amount {
   if (perSecond === null) return [UNKNOWN, "rows/s"];
   if (perSecond > 0 && perSecond < 0.1) return [decimal(perSecond * 60), "rows/min"];
-  return [perSecond < 1 ? perSecond.toFixed(2) : rate(perSecond), "rows/s"];
+  return [perSecond < 1 ? perSecond.toFixed(2) : speed(perSecond), "rows/s"];
 }
 
 class Figure {
@@ -37,9 +42,8 @@ class Figure {
   update(name: string, amount: Amount): void {
     setText(this.name, name);
     if (this.value.textContent === amount.join(" ")) return;
-    const parts = amount.map((part, index) => (index % 2 ? ` ${part} ` : h("b", {}, part)));
+    const parts = amount.flatMap((part, index) => [index ? " " : "", index % 2 ? part : h("b", {}, part)]);
     this.value.replaceChildren(...parts);
-    this.value.normalize();
   }
 }
 
@@ -68,7 +72,7 @@ export class Figures {
     if (ended) this.time.update("Ended at", [job.ended!]);
     else this.time.update("Time left", span(now.left));
     this.elapsed.update("Elapsed", span(now.elapsed, ended));
-    this.tokens.update(ended ? "Mean decode" : "Decode", [rate(now.tokens), "tok/s"]);
+    this.tokens.update(ended ? "Mean decode" : "Decode", [now.tokens === null ? UNKNOWN : speed(now.tokens), "tok/s"]);
   }
 
   updateTokens({ samples, peak }: TokensBand): void {

@@ -1,11 +1,11 @@
-// One view of a DataFrame job: head, progress, figures and the last results, each of a height that never changes.
+// One view of a DataFrame job: head, tally, figures and the last results, each of a height that never changes.
 import { confirmButton } from "../buttons";
 import { h, setText } from "../dom";
 import type { BatchState, BatchTraits, JobAction, Message } from "../protocol";
 import { Failure } from "./failure";
 import { Figures } from "./figures";
-import { Progress } from "./progress";
 import { Results } from "./results";
+import { Tally } from "./tally";
 
 const STATE_NAMES: Record<BatchState, string> = {
   running: "Running",
@@ -21,7 +21,7 @@ export class BatchView {
   private readonly pauseLabel = document.createTextNode("Pause");
   private readonly pause = h("button", { type: "button", "data-do": "pause", "data-alt": "Resume" }, this.pauseLabel);
   private readonly stop;
-  private readonly progress = new Progress();
+  private readonly tally = new Tally();
   private readonly figures = new Figures();
   private readonly results = new Results();
   private readonly failure = new Failure();
@@ -38,7 +38,7 @@ export class BatchView {
       // JupyterLab's command mode would take keys pressed inside the widget
       { class: "mlx batch", "aria-label": "DataFrame job", "data-lm-suppress-shortcuts": "true" },
       h("header", { class: "head" }, this.state, this.title, h("div", { class: "actions" }, this.pause, this.stop.element)),
-      this.progress.element,
+      this.tally.element,
       this.figures.element,
       h("div", { class: "results" }, this.results.element, this.failure.element),
     );
@@ -49,7 +49,7 @@ export class BatchView {
     const before = this.painted;
     const { job, counts, pace, tokens, results } = traits;
     if (before.job !== job) this.paintHead(traits);
-    if (before.counts !== counts) this.progress.update(counts);
+    if (before.counts !== counts) this.tally.update(counts);
     if (before.job !== job || before.pace !== pace) this.figures.update(pace, job);
     if (before.tokens !== tokens) this.figures.updateTokens(tokens);
     if (before.results !== results) this.results.update(results);

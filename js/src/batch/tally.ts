@@ -30,7 +30,7 @@ export function percentage(handled: number, total: number): string {
   return `${total ? Math.floor((handled / total) * 100) : 100} %`;
 }
 
-export class Progress {
+export class Tally {
   private readonly handled = h("b");
   private readonly total = h("b");
   private readonly also = h("span", { class: "also" });
@@ -41,7 +41,7 @@ export class Progress {
   private readonly stack = h("div", { class: "stack", role: "img" }, ...this.segments.values());
   readonly element = h(
     "div",
-    { class: "progress" },
+    { class: "tally" },
     h("p", { class: "rows" }, this.handled, " of ", this.total, " rows", this.also),
     this.percent,
     this.stack,
