@@ -7,7 +7,9 @@ from typing import Literal
 
 from .validation import between, choice, flag, integer, number
 
-__all__ = ["EngineConfig", "SchedulerConfig"]
+__all__ = ["DraftKind", "EngineConfig", "SchedulerConfig", "SparsePrefill", "Speculation"]
+
+DraftKind = Literal["model", "prompt_lookup", "mtp", "dflash", "eagle3"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +115,62 @@ class EngineConfig:
         between("gpu_memory_utilization", self.gpu_memory_utilization, 0.01, 1)
         if self.idle_unload_s is not None:
             number("idle_unload_s", self.idle_unload_s, low=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """Where a single stream gets its guesses from.
+
+    Parameters
+    ----------
+    kind : {"model", "prompt_lookup", "mtp", "dflash", "eagle3"}
+        A smaller language model of the same vocabulary; the text so far; or a drafter that was trained for the model.
+    model : str, optional
+        The smaller model or the drafter: Hub id, folder, alias. Not for "prompt_lookup".
+    tokens : int, optional
+        Guesses a step; None leaves it to the kind.
+    """
+
+    kind: DraftKind
+    model: str | None = None
+    tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        choice("kind", self.kind, ("model", "prompt_lookup", "mtp", "dflash", "eagle3"))
+        if self.kind == "prompt_lookup" and self.model is not None:
+            raise ValueError("prompt_lookup needs no draft model: leave it out")
+        if self.kind != "prompt_lookup" and not (isinstance(self.model, str) and self.model):
+            raise ValueError(f"draft kind {self.kind!r} needs a draft model, got {self.model!r}")
+        if self.tokens is not None:
+            integer("draft tokens", self.tokens, low=1, high=64)
+
+
+@dataclass(frozen=True, slots=True)
+class SparsePrefill:
+    """Prefill of the parts of a long prompt that matter (SpecPrefill, arXiv:2502.02789): an approximation.
+
+    Parameters
+    ----------
+    threshold : int
+        Tokens from which on it is done, those of a stored prefix not counted.
+    keep_pct : float
+        Share (0 to 1] of the prompt's chunks that is prefilled.
+    backbone_pct : float
+        Share [0, 1] of the chunks that is kept whatever they say, spread evenly; part of `keep_pct`.
+    """
+
+    threshold: int = 8192
+    keep_pct: float = 0.3
+    backbone_pct: float = 0.0
+
+    def __post_init__(self) -> None:
+        integer("specprefill_threshold", self.threshold, low=0)
+        between("specprefill_keep_pct", self.keep_pct, 0, 1)
+        between("specprefill_backbone_pct", self.backbone_pct, 0, 1)
+        if not self.keep_pct:
+            raise ValueError("specprefill_keep_pct must be above 0 and at most 1, got 0")
+        if self.backbone_pct > self.keep_pct:
+            raise ValueError(
+                f"specprefill_backbone_pct ({self.backbone_pct}) is part of specprefill_keep_pct ({self.keep_pct}) "
+                "and can't be more"
+            )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .config import SparsePrefill
 from .sampling import SamplingParams
 
 __all__ = ["Request", "RequestStatus"]
@@ -55,6 +56,8 @@ class Request:
         First words of the prompt, for people.
     keep : bool
         Store its KV state for later prompts once it has ended.
+    sparse_prefill : SparsePrefill, optional
+        Prefill only what matters of a long prompt.
     """
 
     request_id: str
@@ -68,3 +71,4 @@ class Request:
     tools: Sequence[dict[str, Any]] | None = None
     preview: str = field(default="", repr=False)
     keep: bool = True
+    sparse_prefill: SparsePrefill | None = None

@@ -200,6 +200,10 @@ class Backend(Protocol):
         """Bytes in use now."""
         ...
 
+    def report(self) -> dict[str, dict[str, Any]]:
+        """Blocks that only this backend has in ``get_stats``; plain values."""
+        ...
+
     def cache_stats(self) -> CacheStats | None:
         """Prefix cache counters, or None without one."""
         ...

@@ -261,6 +261,10 @@ class FakeBackend:
         kv = sum(row.done + len(row.made) for row in self._rows.values())
         return Memory(active=kv, limit=2**20, kv=kv, prefix=self._stats.current_bytes)
 
+    def report(self) -> dict[str, dict[str, Any]]:
+        """Nothing."""
+        return {}
+
     def cache_stats(self) -> CacheStats | None:
         """A copy of the counters."""
         stats = self._stats

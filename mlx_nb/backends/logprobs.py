@@ -20,4 +20,4 @@ def logprob_of(token: int, logprobs: mx.array, count: int) -> TokenLogprob:
         values = logprobs[ids]
         pairs: Any = zip(ids.tolist(), values.tolist(), strict=True)  # type: ignore[arg-type]
         top = dict(sorted(pairs, key=lambda pair: -pair[1]))
-    return TokenLogprob(token, float(logprobs[token].item()), top)
+    return TokenLogprob(token, float(logprobs[token].item()), top)  # type: ignore[arg-type]

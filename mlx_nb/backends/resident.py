@@ -40,6 +40,9 @@ class Resident:
         What the loader found out.
     """
 
+    prefills_sparsely = False
+    """Whether `Request.sparse_prefill` can be honoured."""
+
     def __init__(
         self, model: Any, tokenizer: Any, config: EngineConfig, info: ModelInfo | None = None
     ) -> None:
@@ -47,7 +50,7 @@ class Resident:
         self.codec = TokenizerCodec(tokenizer, _vocabulary_size(model, tokenizer))
         if not self.info.fingerprint:
             self.info = replace(self.info, fingerprint=_fingerprint(model, self.codec))
-        self.check = functools.partial(_check, self.codec)
+        self.check = functools.partial(_check, self.codec, self.prefills_sparsely)
         self._model = model
         self._config = config
         blank = self._blank()
@@ -104,6 +107,10 @@ class Resident:
         if self._prefix is not None:
             self._prefix.hold(tokens, held=held)
 
+    def report(self) -> dict[str, dict[str, Any]]:
+        """Blocks that only this backend has in ``get_stats``."""
+        return {}
+
     def _kv_bytes(self) -> int:
         """Bytes that the caches of running rows hold."""
         raise NotImplementedError
@@ -156,9 +163,13 @@ class Resident:
         mx.clear_cache()
 
 
-def _check(codec: TokenizerCodec, request: Request) -> None:
+def _check(codec: TokenizerCodec, sparse_prefill: bool, request: Request) -> None:
     """Refuse what can't be honoured."""
     params = request.params
+    if request.sparse_prefill is not None and not sparse_prefill:
+        raise RequestError(
+            "this engine has no draft model for SpecPrefill: leave it out, or give SimpleEngine one"
+        )
     if params.constraint is not None:
         grammar_source(params)
     for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):

@@ -7,9 +7,10 @@ several tokens a step. Where an answer ends is decided above, as for every backe
 from __future__ import annotations
 
 import copy
+import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -27,19 +28,54 @@ from .logprobs import logprob_of
 from .resident import Resident
 from .rollback import Trial, trial_objection
 from .samplers import RowSampler
+from .specprefill import Run, Scoring, SparseCache, choose, require_scorer, require_sparse, sparse
 
 __all__ = ["SingleBackend"]
+
+log = logging.getLogger("mlx_nb")
 
 ROW = 0
 """The one row, to the sampler."""
 
 
 @dataclass(slots=True)
+class _Speculated:
+    """Tokens guessed, and rightly."""
+
+    rounds: int = 0
+    drafts: int = 0
+    accepted: int = 0
+
+    def took(self, drafts: int, accepted: int) -> None:
+        self.rounds += 1
+        self.drafts += drafts
+        self.accepted += accepted
+
+
+@dataclass(slots=True)
+class _Sparse:
+    """Prompts prefilled in part, with their tokens and those that were kept; and those that could not be."""
+
+    requests: int = 0
+    tokens: int = 0
+    kept: int = 0
+    fallbacks: int = 0
+    last_error: str | None = None
+
+
+@dataclass(slots=True)
+class _Counts:
+    target_calls: int = 0
+    speculation: _Speculated = field(default_factory=_Speculated)
+    sparse: _Sparse = field(default_factory=_Sparse)
+
+
+@dataclass(slots=True)
 class _Stream:
     """The request at work.
 
-    `fed` counts the tokens that the caches cover; `ahead` is the token after the last of `tokens`, which may still
-    be in the making.
+    `fed` is the position that the caches have come to; `ahead` is the token after the last of `tokens`, which may
+    still be in the making. Of a sparse prefill, `runs` are the parts of the prompt that are still to be fed.
     """
 
     request: Request
@@ -48,6 +84,8 @@ class _Stream:
     fed: int
     cached: int
     boundaries: list[int]
+    scoring: Scoring | None = None
+    runs: list[Run] | None = None
     ahead: tuple[mx.array, mx.array] | None = None
     prefilled: int = field(init=False)
 
@@ -68,6 +106,8 @@ class SingleBackend(Resident):
         Guesses for speculative decoding.
     draft_tokens : int
         Tokens guessed a step.
+    scorer : optional
+        The draft model of sparse prefill, as mlx-lm loads it.
     """
 
     def __init__(
@@ -79,15 +119,21 @@ class SingleBackend(Resident):
         *,
         draft: Draft | None = None,
         draft_tokens: int = 4,
+        scorer: Any = None,
     ) -> None:
+        if scorer is not None:
+            require_scorer(scorer)
+            require_sparse(model)
+            self.prefills_sparsely = True
         super().__init__(model, tokenizer, config, info)
         if draft is not None and (objection := trial_objection(self._blank())):
             raise ModelLoadError(f"speculation needs a model that can take tokens back: {objection}")
         self._draft, self._draft_tokens = draft, draft_tokens
+        self._scorer = scorer
         self._sampler = RowSampler()
         self._chunk = ChunkSize(config.scheduler_config.prefill_step_size)
         self._stream: _Stream | None = None
-        self.target_calls = 0
+        self._counts = _Counts()
 
     def _blank(self) -> list[Any]:
         """Caches of a new request."""
@@ -107,10 +153,12 @@ class SingleBackend(Resident):
                 constraint.advance(token)
         state, covered = self._prefix.fetch(tokens) if self._prefix else (None, 0)
         self._sampler.add(ROW, request, constraint, made)
-        self._stream = _Stream(
-            request, tokens, state or self._blank(), covered, covered,
-            sorted(b for b in self._boundaries(request, len(tokens) - 1) if b > covered),
-        )  # fmt: skip
+        boundaries = sorted(b for b in self._boundaries(request, len(tokens) - 1) if b > covered)
+        stream = _Stream(request, tokens, state or self._blank(), covered, covered, boundaries)
+        self._stream = stream
+        sparse_prefill = request.sparse_prefill
+        if sparse_prefill is not None and len(tokens) - covered >= sparse_prefill.threshold:
+            stream.scoring = Scoring(self._scorer, tokens)
         if self._draft is not None:
             self._draft.begin()
 
@@ -119,7 +167,7 @@ class SingleBackend(Resident):
         stream = self._stream
         if stream is None or stream.request.request_id not in request_ids:
             return
-        if keep and self._prefix is not None:
+        if keep and self._prefix is not None and stream.runs is None:
             self._prefix.store(stream.tokens[: stream.fed], stream.state)
         self._stream = None
         self._sampler.discard(ROW)
@@ -137,6 +185,8 @@ class SingleBackend(Resident):
         stream = self._stream
         if stream is None:
             return []
+        if stream.scoring is not None:
+            return self._score(stream, stream.scoring)
         if len(stream.tokens) - stream.fed > 1 and stream.ahead is None:
             return self._prefill(stream)
         events = self._plain(stream) if self._draft is None else self._speculate(stream, self._draft)
@@ -156,9 +206,41 @@ class SingleBackend(Resident):
 
     # -- steps ------------------------------------------------------------------------------------------
 
+    def _score(self, stream: _Stream, scoring: Scoring) -> list[Event]:
+        """Have the draft model read on, and in the end choose what the target reads."""
+        request, counts = stream.request, self._counts.sparse
+        assert request.sparse_prefill is not None
+        try:
+            if scoring.feed(self._chunk.tokens):
+                return []
+            scores = scoring.scores()[stream.fed :]
+            runs = choose(scores, request.sparse_prefill.keep_pct, request.sparse_prefill.backbone_pct)
+        except Exception as error:
+            stream.scoring = None
+            counts.fallbacks += 1
+            counts.last_error = f"{type(error).__name__}: {error}"
+            log.warning("mlx_nb: SpecPrefill failed (%s); the whole prompt is prefilled", counts.last_error)
+            return []
+        stream.scoring, stream.boundaries = None, []
+        stream.runs = [(begin + stream.fed, end + stream.fed) for begin, end in runs]
+        counts.requests += 1
+        counts.tokens += len(scores)
+        counts.kept += sum(end - begin for begin, end in runs)
+        stream.state = sparse(stream.state)
+        self._move_to(stream, stream.runs[0][0])
+        return []
+
+    def _move_to(self, stream: _Stream, position: int) -> None:
+        """Go on at a later position, leaving out what is between."""
+        stream.fed = position
+        for cache in stream.state:
+            if isinstance(cache, SparseCache):
+                cache.offset = position
+
     def _prefill(self, stream: _Stream) -> list[Event]:
         last = len(stream.tokens) - 1
-        end = min([stream.fed + self._chunk.tokens, last, *stream.boundaries[:1]])
+        run_end = stream.runs[0][1] if stream.runs else last
+        end = min([stream.fed + self._chunk.tokens, run_end, *stream.boundaries[:1]])
         chunk = stream.tokens[stream.fed : end]
         began = time.perf_counter()
         self._feed(stream, chunk)
@@ -171,6 +253,9 @@ class SingleBackend(Resident):
             stream.boundaries.pop(0)
             if self._prefix is not None:
                 self._prefix.store(stream.tokens[: stream.fed], copy.deepcopy(stream.state))
+        if stream.runs and stream.fed == stream.runs[0][1]:
+            stream.runs.pop(0)
+            self._move_to(stream, stream.runs[0][0] if stream.runs else last)
         request = stream.request
         return [Prefilled(request.request_id, stream.fed, stream.prefilled, stream.cached)]
 
@@ -208,6 +293,7 @@ class SingleBackend(Resident):
         known = [*last, *guesses]
         trial.keep(kept, lambda count: self._again(stream, known[:count]))
         if guesses:
+            self._counts.speculation.took(len(guesses), kept - 1)
             events.append(Drafted(request.request_id, len(guesses), kept - 1))
         return events + said
 
@@ -234,7 +320,7 @@ class SingleBackend(Resident):
 
     def _call(self, stream: _Stream, tokens: mx.array) -> mx.array:
         """Logits, shape (1, tokens, vocabulary)."""
-        self.target_calls += 1
+        self._counts.target_calls += 1
         stream.fed += tokens.size
         logits: mx.array = self._model(tokens[None], cache=stream.state)
         return logits
@@ -254,12 +340,21 @@ class SingleBackend(Resident):
             return Token(request.request_id, token)
         return Token(request.request_id, token, logprob_of(token, logprobs, asked))
 
+    def report(self) -> dict[str, dict[str, Any]]:
+        """What speculation and sparse prefill did."""
+        counts = self._counts
+        return {
+            "target": {"calls": counts.target_calls},
+            "mtp": {"enabled": self._draft is not None, **asdict(counts.speculation)},
+            "specprefill": {"enabled": self._scorer is not None, **asdict(counts.sparse)},
+        }
+
     def _kv_bytes(self) -> int:
         return sum(int(c.nbytes) for c in self._stream.state) if self._stream else 0
 
     def close(self) -> None:
         """Let go of the model."""
-        self._stream = self._draft = None
+        self._stream = self._draft = self._scorer = None
         del self._sampler
         super().close()
 

@@ -488,6 +488,7 @@ class EngineCore:
             },
             "prefix_cache": self.get_cache_stats(),
             "requests": rows,
+            **(worker.report if worker else {}),
         }
 
     def get_cache_stats(self) -> dict[str, float] | None:

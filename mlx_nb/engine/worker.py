@@ -19,7 +19,7 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..backends.base import (
     Backend,
@@ -63,7 +63,7 @@ class Worker:
         What made it "failed".
     backend : Backend or None
         None until loaded.
-    memory, cache_stats
+    memory, cache_stats, report
         As last read by the thread; safe to look at from any.
     admission : Lock
         No request begins to run while it is held.
@@ -81,6 +81,7 @@ class Worker:
         self.backend: Backend | None = None
         self.memory = Memory()
         self.cache_stats: CacheStats | None = None
+        self.report: dict[str, dict[str, Any]] = {}
         self.counters = counters
         self.admission = threading.Lock()
         self._config = config
@@ -267,8 +268,8 @@ class Worker:
         backend = self.backend
         assert backend is not None
         self._admit_and_preempt(backend)
-        prefilled = made = 0
         began = time.monotonic()
+        prefilled = made = 0
         ended: dict[str, tuple[RequestStatus, BaseException | None]] = {}
         for event in self._events(backend):
             answer = self._live.get(event.request_id)
@@ -401,6 +402,7 @@ class Worker:
             self._memory_read = clock
             self.memory = self.backend.memory()
             self.cache_stats = self.backend.cache_stats()
+            self.report = self.backend.report()
 
     def _end(self, state: str, failure: BaseException | None) -> None:
         with self._changed:
