@@ -159,9 +159,7 @@ export interface ChatTurn {
 
 export interface TurnGrowth {
   key: string;
-  answer_at: number;
   answer: string;
-  reasoning_at: number;
   reasoning: string;
   status: TurnStatus;
 }

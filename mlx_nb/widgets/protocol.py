@@ -208,12 +208,10 @@ class ChatTurn(TypedDict):
 
 
 class TurnGrowth(TypedDict):
-    """What came to a turn's texts; `answer_at` and `reasoning_at` are their lengths before, in UTF-16 units."""
+    """What came to the end of a turn's texts."""
 
     key: str
-    answer_at: int
     answer: str
-    reasoning_at: int
     reasoning: str
     status: TurnStatus
 
