@@ -193,6 +193,53 @@ export interface ChatTraits {
   settings: ChatSettings;
 }
 
+export type AnswerState = "running" | "finished" | "stopped" | "error";
+export type ShownPart = "answer" | "reasoning" | "tool" | "marker";
+
+export interface AnswerBand {
+  state: AnswerState;
+  title: string;
+  /** What goes on before the first token. */
+  note: string;
+  /** Alternatives that each token has. */
+  k: number;
+}
+
+export interface TokenFigures {
+  mean: number | null;
+  perplexity: number | null;
+  mean_bits: number | null;
+  max_bits: number | null;
+}
+
+export interface Alternative {
+  text: string;
+  p: number;
+}
+
+export interface TokenItem {
+  text: string;
+  part: ShownPart;
+  p: number;
+  rank: number | null;
+  bits: number;
+  top: Alternative[];
+}
+
+export interface TokensTraits {
+  answer: AnswerBand;
+  figures: TokenFigures;
+  /** All of them when Python sends them, at the latest at the end; in between they come as NewTokens. */
+  tokens: TokenItem[];
+}
+
+/** The only message to the token view: tokens that follow the first `start` ones. */
+export interface NewTokens {
+  kind: "tokens";
+  start: number;
+  tokens: TokenItem[];
+}
+
 export interface ViewChange {
   kind: "view";
   view: string;
@@ -234,7 +281,12 @@ export interface ChatSet {
   values: Record<string, string>;
 }
 
+/** A view that has missed tokens asks for all of them. */
+export interface AllTokens {
+  kind: "tokens";
+}
+
 /** What a view of any widget asks for. */
-export type Asked = Abort | EngineCommand | JobCommand | ChatSend | ChatCommand | ChatSet;
+export type Asked = Abort | EngineCommand | JobCommand | AllTokens | ChatSend | ChatCommand | ChatSet;
 
 export type Message = ViewChange | Asked;

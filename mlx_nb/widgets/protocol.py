@@ -17,6 +17,8 @@ Command = Literal["abort_all", "clear_cache", "stop"]
 BatchState = Literal["running", "paused", "stopped", "finished", "error"]
 RowOutcome = Literal["done", "cut", "failed", "skipped"]
 JobAction = Literal["pause", "resume", "stop"]
+AnswerState = Literal["running", "finished", "stopped", "error"]
+ShownPart = Literal["answer", "reasoning", "tool", "marker"]
 ChatState = Literal["loading", "running", "idle", "stopped", "error"]
 ChatAction = Literal["stop", "regenerate", "dismiss", "reset", "whole"]
 TurnEnding = Literal["waiting", "answering", "done", "length", "stopped", "failed"]
@@ -255,6 +257,62 @@ class ChatTraits(TypedDict):
     settings: ChatSettings
 
 
+class AnswerBand(TypedDict):
+    """What is shown token by token; `note` says what goes on before the first, `k` how many alternatives each has."""
+
+    state: AnswerState
+    title: str
+    note: str
+    k: int
+
+
+class TokenFigures(TypedDict):
+    """Of all tokens so far; the entropies in bits. None before the first, or where one is infinite."""
+
+    mean: float | None
+    perplexity: float | None
+    mean_bits: float | None
+    max_bits: float | None
+
+
+class Alternative(TypedDict):
+    """A token that might have been, and its probability."""
+
+    text: str
+    p: float
+
+
+class TokenItem(TypedDict):
+    """One token of an answer.
+
+    `rank` is its place in `top` (1 is the likeliest), None when it isn't among them; `bits` the least entropy that
+    the known probabilities leave possible; `text` is empty for a token that ends within a character.
+    """
+
+    text: str
+    part: ShownPart
+    p: float
+    rank: int | None
+    bits: float
+    top: list[Alternative]
+
+
+class TokensTraits(TypedDict):
+    """Every synced trait of the token view. `tokens` is sent as a whole when asked for, and at the end."""
+
+    answer: AnswerBand
+    figures: TokenFigures
+    tokens: list[TokenItem]
+
+
+class NewTokens(TypedDict):
+    """The only message to the token view: tokens that follow the first `start` ones."""
+
+    kind: Literal["tokens"]
+    start: int
+    tokens: list[TokenItem]
+
+
 @dataclass(frozen=True, slots=True)
 class ViewChange:
     """A view can be seen (`open`), or no longer; a message of a lower `order` than one seen is late."""
@@ -312,7 +370,12 @@ class ChatSet:
     values: dict[str, str]
 
 
-Asked = Abort | EngineCommand | JobCommand | ChatSend | ChatCommand | ChatSet
+@dataclass(frozen=True, slots=True)
+class AllTokens:
+    """A view that has missed tokens asks for all of them."""
+
+
+Asked = Abort | EngineCommand | JobCommand | AllTokens | ChatSend | ChatCommand | ChatSet
 """What a view of any widget asks for."""
 
 Message = ViewChange | Asked
@@ -335,6 +398,8 @@ def parse_message(content: object) -> Message | None:
             return EngineCommand(_COMMANDS[name])
         case {"kind": "job", "action": str(name)} if name in _JOB_ACTIONS:
             return JobCommand(_JOB_ACTIONS[name])
+        case {"kind": "tokens"}:
+            return AllTokens()
         case _:
             return _parse_chat(content)
 
