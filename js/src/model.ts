@@ -2,8 +2,8 @@
 
 export interface Model<Traits> {
   get<Name extends keyof Traits & string>(name: Name): Traits[Name];
-  on(event: string, callback: () => void): void;
-  off(event: string, callback: () => void): void;
+  on(event: string, callback: (message?: unknown) => void): void;
+  off(event: string, callback: (message?: unknown) => void): void;
   send(message: unknown): void;
 }
 

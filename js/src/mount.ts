@@ -7,6 +7,8 @@ export interface View<Traits> {
   readonly element: HTMLElement;
   /** Paints the traits; those that are the same objects as last time need no work. */
   update(traits: Traits): void;
+  /** Takes a message of Python's that is no trait. */
+  receive?(message: unknown): void;
   /** Lets go of timers, listeners and the element. */
   dispose(): void;
 }
@@ -27,14 +29,17 @@ export function widget<Traits extends object>(
       const send = (message: Message) => model.send(message);
       const view = make(send);
       const paint = () => view.update(read(model));
+      const receive = (message: unknown) => view.receive?.(message);
       const watch = watchVisibility(send);
 
       paint();
       el.append(view.element);
       model.on("change", paint);
+      model.on("msg:custom", receive);
 
       return () => {
         model.off("change", paint);
+        model.off("msg:custom", receive);
         watch.dispose();
         view.dispose();
       };

@@ -25,7 +25,7 @@ export const fixture = raw as unknown as {
 
 export class FakeModel<Traits extends object = MonitorTraits> implements Model<Traits> {
   readonly sent: Message[] = [];
-  private readonly listeners = new Set<() => void>();
+  private readonly listeners = new Map<string, Set<(message?: unknown) => void>>();
 
   constructor(private traits: Traits) {}
 
@@ -35,15 +35,25 @@ export class FakeModel<Traits extends object = MonitorTraits> implements Model<T
 
   set(changes: Partial<Traits>): void {
     this.traits = { ...this.traits, ...changes };
-    for (const listener of [...this.listeners]) listener();
+    this.tell("change");
   }
 
-  on(event: string, callback: () => void): void {
-    if (event === "change") this.listeners.add(callback);
+  /** A message of Python's that is no trait. */
+  receive(message: unknown): void {
+    this.tell("msg:custom", message);
   }
 
-  off(event: string, callback: () => void): void {
-    if (event === "change") this.listeners.delete(callback);
+  private tell(event: string, message?: unknown): void {
+    for (const listener of [...(this.listeners.get(event) ?? [])]) listener(message);
+  }
+
+  on(event: string, callback: (message?: unknown) => void): void {
+    if (!this.listeners.has(event)) this.listeners.set(event, new Set());
+    this.listeners.get(event)!.add(callback);
+  }
+
+  off(event: string, callback: (message?: unknown) => void): void {
+    this.listeners.get(event)?.delete(callback);
   }
 
   send(message: unknown): void {
@@ -51,7 +61,7 @@ export class FakeModel<Traits extends object = MonitorTraits> implements Model<T
   }
 
   get listening(): number {
-    return this.listeners.size;
+    return [...this.listeners.values()].reduce((sum, each) => sum + each.size, 0);
   }
 }
 
