@@ -247,8 +247,8 @@ class EngineCore:
         self._enqueue([request], on_done)
         return request.request_id
 
-    def check(self, sampling_params: SamplingParams) -> None:
-        """Refuse, as `submit` would, parameters that no prompt could be served with; waits for the model."""
+    def check(self, sampling_params: SamplingParams, prompt: Prompt | None = None) -> None:
+        """Refuse what `submit` would refuse: the parameters, with any prompt or this one. Waits for the model."""
         self.wait_ready()
         self._open().request([0], sampling_params)
 

@@ -2,52 +2,102 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
 from .generate import agenerate_frame, generate_frame
+from .options import Column
+from .preview import Preview, preview
 from .rows import text_objection
+from .scoring import ascore, score
+from .tools import aclassify, aextract, classify, extract
 
 __all__ = ["FrameAccessor", "SeriesAccessor"]
 
 NAME = "mlx"
 
 
-class FrameAccessor:
-    """Prompts over the columns of a DataFrame."""
+class _Accessor:
+    """What a DataFrame and a column of texts have in common."""
 
-    def __init__(self, data: pd.DataFrame) -> None:
-        self._data = data
-
-    def generate(self, template: str | None = None, **options: Any) -> pd.DataFrame:
-        """Answer a prompt for every row, columns as ``{{ name }}``; options as in `mlx_nb.generate_frame`."""
-        return generate_frame(self._data, template, **options)
-
-    async def agenerate(self, template: str | None = None, **options: Any) -> pd.DataFrame:
-        """`generate`, awaited."""
-        return await agenerate_frame(self._data, template, **options)
-
-
-class SeriesAccessor:
-    """Prompts over a column of texts; AttributeError for any other column."""
-
-    def __init__(self, data: pd.Series) -> None:
-        if objection := text_objection(data):
-            raise AttributeError(objection)
-        self._data = data
+    _data: pd.DataFrame | pd.Series
 
     def generate(self, template: str | None = None, **options: Any) -> pd.DataFrame:
-        """Answer a prompt for every text; options as in `mlx_nb.generate_frame`.
+        """Answer a prompt for every row, columns as ``{{ name }}``; options as in `mlx_nb.generate_frame`.
 
-        The template has the text under the Series' name, or as ``{{ text }}`` if it has none. Without a template
-        the texts are the prompts.
+        A Series' template has the text under the Series' name, or as ``{{ text }}`` if it has none. Without a
+        template the texts are the prompts.
         """
         return generate_frame(self._data, template, **options)
 
     async def agenerate(self, template: str | None = None, **options: Any) -> pd.DataFrame:
         """`generate`, awaited."""
         return await agenerate_frame(self._data, template, **options)
+
+    def classify(self, labels: Sequence[str], template: str | None = None, **options: Any) -> pd.DataFrame:
+        """Choose one of the labels for every row: the column "label", a category of all of them.
+
+        Options as in `mlx_nb.generate_frame`. For a Series there is a template.
+        """
+        return classify(self._data, labels, template, **options)
+
+    async def aclassify(
+        self, labels: Sequence[str], template: str | None = None, **options: Any
+    ) -> pd.DataFrame:
+        """`classify`, awaited."""
+        return await aclassify(self._data, labels, template, **options)
+
+    def extract(self, schema: Any, template: str | None = None, **options: Any) -> pd.DataFrame:
+        """Read the fields of a schema (a Pydantic model, or JSON schema) out of every row, as typed columns.
+
+        Options as in `mlx_nb.generate_frame`. For a Series there is a template.
+        """
+        return extract(self._data, schema, template, **options)
+
+    async def aextract(self, schema: Any, template: str | None = None, **options: Any) -> pd.DataFrame:
+        """`extract`, awaited."""
+        return await aextract(self._data, schema, template, **options)
+
+    def score(
+        self, template: str | None, continuations: Sequence[str] | Column, **options: Any
+    ) -> pd.DataFrame:
+        """How likely the model finds given answers to every row's prompt: natural log-likelihoods.
+
+        Several continuations give a column each, and "best"; ``mlx_nb.col("answer")`` is one of the row's own, and
+        gives "logprob" and "tokens". ``per="token"`` divides by the number of tokens.
+        """
+        return score(self._data, template, continuations, **options)
+
+    async def ascore(
+        self, template: str | None, continuations: Sequence[str] | Column, **options: Any
+    ) -> pd.DataFrame:
+        """`score`, awaited."""
+        return await ascore(self._data, template, continuations, **options)
+
+    def preview(self, template: str | None = None, rows: int = 5, **options: Any) -> Preview:
+        """Show the first prompts with their token counts, and estimate the whole; nothing is generated.
+
+        Options as in `mlx_nb.generate_frame`.
+        """
+        return preview(self._data, template, rows, **options)
+
+
+class FrameAccessor(_Accessor):
+    """Prompts over the columns of a DataFrame."""
+
+    def __init__(self, data: pd.DataFrame) -> None:
+        self._data = data
+
+
+class SeriesAccessor(_Accessor):
+    """Prompts over a column of texts; AttributeError for any other column."""
+
+    def __init__(self, data: pd.Series) -> None:
+        if objection := text_objection(data):
+            raise AttributeError(objection)
+        self._data = data
 
 
 def _register(owner: type, register: Any, accessor: type) -> None:

@@ -6,7 +6,7 @@ with one value is told to whoever reads it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -15,7 +15,7 @@ import pandas as pd
 
 from ..validation import integer
 
-__all__ = ["Field", "column_array", "fields_of"]
+__all__ = ["Dtype", "Field", "column_array", "fields_of", "free_name"]
 
 Dtype = str | pd.CategoricalDtype
 """A nullable dtype, "object", or a category of an enum's values."""
@@ -91,6 +91,13 @@ def column_array(values: Sequence[Any], dtype: Dtype) -> Any:
         return array
     kind: Any = dtype
     return pd.array(values, dtype=kind)
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """A name that isn't taken: this one, or with underscores behind it."""
+    while name in taken:
+        name += "_"
+    return name
 
 
 class _Reader:

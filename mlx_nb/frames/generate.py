@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from .job import Job
 from .options import Column, RowParams
 from .outcome import Ask
 from .progress import Progress, check_progress, shown
-from .results import GenerationCancelled, GenerationInterrupted, Layout, Results
+from .results import Form, GenerationCancelled, GenerationInterrupted, Layout, Results
 from .rows import Cells, Rows
 
 __all__ = ["Call", "agenerate_frame", "generate_frame"]
@@ -134,7 +134,17 @@ class Call:
     Parameters
     ----------
     answer, dtype
-        As of `Layout`; the other ones are those of `generate_frame`.
+        As of `Layout`.
+    also : collection of hashable
+        Further columns that are needed. The other parameters are those of `generate_frame`.
+
+    Attributes
+    ----------
+    core : EngineCore
+    rows : Rows
+    params : RowParams
+    form : Form
+        What becomes of the outcomes.
     """
 
     def __init__(
@@ -155,11 +165,12 @@ class Call:
         progress: Progress = True,
         answer: str = "text",
         dtype: Dtype = "string",
+        also: Collection[Hashable] = (),
         **sampling: Any,
     ) -> None:
         self.params = RowParams(sampling)
         self.raw = raw
-        self._n, self._progress, self._engine = n, progress, engine
+        self._progress, self._engine = progress, engine
         self._title = _title(template)
         check_progress(progress)
         self._check_samples(n, shape)
@@ -169,15 +180,26 @@ class Call:
             template,
             system=system,
             messages=messages.name if isinstance(messages, Column) else messages,
-            also=[column.name for column in self.params.columns.values()],
+            also=[*also, *(column.name for column in self.params.columns.values())],
         )
-        self._layout = self._laid_out(Layout(answer, dtype, samples=n, shape=shape), into, join, parsed)
-        self._layout.check(self.rows.source)
+        layout = self._laid_out(Layout(answer, dtype, samples=n, shape=shape), into, join, parsed)
+        layout.check(self.rows.source)
+        self.form: Form = layout
         if engine is not None and model is not None:
             raise RequestError("engine and model both choose who answers: give one")
         session = default_session()
         self.core: EngineCore = (session.get(engine) if model is None else session.running(model)).core
         self._structures: dict[int, SamplingParams] = {}
+
+    @property
+    def samples(self) -> int:
+        """Answers a row."""
+        return self.form.samples or 1
+
+    @property
+    def answers(self) -> int:
+        """Answers there will be."""
+        return len(self.rows) * self.samples
 
     def run(self) -> pd.DataFrame:
         """The result, blocking."""
@@ -252,9 +274,9 @@ class Call:
         return replace(layout, fields=fields, parsed=parsed or of_rows, into=into, join=join)
 
     def _job(self) -> tuple[Results, Job[tuple[int, int, Cells]]]:
-        structures, labels, samples = self._structures, self.rows.source.index, self._n or 1
+        structures, labels, samples = self._structures, self.rows.source.index, self.samples
         results = Results(
-            self.rows.source, self._layout, lambda position: structures.get(position, self.params.base)
+            self.rows.source, self.form, lambda position: structures.get(position, self.params.base)
         )
         job = Job(
             self.core,
@@ -262,7 +284,7 @@ class Call:
             self._ask_at,
             results.record,
             recall=results.outcome,
-            total=len(self.rows) * samples,
+            total=self.answers,
             label=lambda position: str(labels[position // samples]),
         )
         return results, job
@@ -274,7 +296,7 @@ class Call:
         """Position, number of the sample, and cells of all that is asked."""
         position = 0
         for cells in self.rows:
-            for sample in range(self._n or 1):
+            for sample in range(self.samples):
                 yield position, sample, cells
                 position += 1
 

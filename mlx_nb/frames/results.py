@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import pandas as pd
@@ -17,10 +17,19 @@ import pandas as pd
 from ..errors import RequestError
 from ..sampling import SamplingParams
 from ..session.structured import read_structured
-from .columns import Dtype, Field, column_array
+from .columns import Dtype, Field, column_array, free_name
 from .outcome import Outcome
 
-__all__ = ["GenerationCancelled", "GenerationInterrupted", "Layout", "Results"]
+__all__ = [
+    "Ending",
+    "Form",
+    "GenerationCancelled",
+    "GenerationInterrupted",
+    "Layout",
+    "Results",
+    "state_array",
+    "unanswered",
+]
 
 STATES = ("done", "truncated", "skipped", "failed", "aborted")
 """How a row ends. "truncated": by max_tokens, or before its JSON was complete."""
@@ -55,6 +64,59 @@ class GenerationCancelled(asyncio.CancelledError):
     def __init__(self, partial: Any, done: int, rows: int) -> None:
         super().__init__()
         self.partial, self.done, self.rows = partial, done, rows
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A row's end, read.
+
+    Attributes
+    ----------
+    outcome : Outcome
+        As it came.
+    answer : str, optional
+        The text, if it belongs among the answers.
+    value
+        With a schema, what the text says; of a given answer, its log-likelihood.
+    cells : tuple, optional
+        The fields of a schema.
+    """
+
+    outcome: Outcome
+    state: State
+    finish_reason: str
+    answer: str | None = None
+    error: str | None = None
+    value: Any = None
+    cells: tuple[Any, ...] | None = None
+
+
+def unanswered(outcome: Outcome, answer: str | None = None) -> Ending:
+    """The end of a row that was skipped, failed or aborted."""
+    reason = outcome.finish_reason
+    return Ending(outcome, _UNANSWERED[reason], reason, answer, outcome.error)
+
+
+def state_array(states: Sequence[str]) -> Any:
+    """States as a category of all there are."""
+    return column_array(states, _STATE)
+
+
+class Form(Protocol):
+    """How outcomes are read, and the columns they make."""
+
+    @property
+    def samples(self) -> int | None:
+        """Answers a row; None for one."""
+        ...
+
+    def read(self, outcome: Outcome, params: SamplingParams) -> Ending:
+        """What an outcome amounts to."""
+        ...
+
+    def frame(self, source: pd.DataFrame, endings: Sequence[Ending]) -> pd.DataFrame:
+        """A row for each of the source's, or for each sample of it; `endings` sample by sample."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +168,31 @@ class Layout:
                 f"{hint}, or rename {'it' if len(taken) == 1 else 'them'}"
             )
 
-    def frame(self, source: pd.DataFrame, endings: Sequence[_Ending]) -> pd.DataFrame:
+    def read(self, outcome: Outcome, params: SamplingParams) -> Ending:
+        """What a row's outcome amounts to."""
+        # A choice that was cut off is in no category.
+        text = None if isinstance(self.dtype, pd.CategoricalDtype) else outcome.text
+        reason = outcome.finish_reason
+        if not outcome.answered:
+            return unanswered(outcome, text)
+        if params.constraint is None:
+            return Ending(outcome, "truncated" if reason == "length" else "done", reason, outcome.text)
+        answer = read_structured(outcome.text or "", reason, params)
+        if not answer.complete:
+            what = "JSON" if params.schema is not None else "answer"
+            why = "at max_tokens" if reason == "length" else "where it ended"
+            return Ending(outcome, "truncated", reason, text, f"the {what} is cut off {why}")
+        try:
+            if answer.problem is not None:
+                raise ValueError(answer.problem)
+            plain = _plain(answer.value) if self.fields else None
+            cells = tuple(field.value(plain) for field in self.fields)
+        except Exception as error:  # a model class may refuse to be written as JSON
+            return Ending(outcome, "failed", "stop", text, " ".join(str(error).split()))
+        value = answer.value if params.schema is not None else None
+        return Ending(outcome, "done", "stop", outcome.text, None, value, cells)
+
+    def frame(self, source: pd.DataFrame, endings: Sequence[Ending]) -> pd.DataFrame:
         """A row for each of the source's, or for each sample of it; `endings` sample by sample."""
         index = source.index
         if self.samples is None:
@@ -129,10 +215,10 @@ class Layout:
             )  # or pandas makes text of objects
         return frame
 
-    def _columns(self, endings: Sequence[_Ending]) -> dict[str, Any]:
+    def _columns(self, endings: Sequence[Ending]) -> dict[str, Any]:
         answers = column_array([ending.answer for ending in endings], self.dtype)
         parsed = (
-            {"parsed": column_array([ending.parsed for ending in endings], "object")} if self.parsed else {}
+            {"parsed": column_array([ending.value for ending in endings], "object")} if self.parsed else {}
         )
         fields = {
             field.name: column_array(
@@ -144,7 +230,7 @@ class Layout:
         if self.into is not None:
             return self._named(answers, parsed.get("parsed"), fields, errors)
         ours = {
-            "state": pd.Categorical([ending.state for ending in endings], dtype=_STATE),
+            "state": state_array([ending.state for ending in endings]),
             "error": errors,
             "finish_reason": pd.array([ending.finish_reason for ending in endings], dtype="string"),
             **{
@@ -158,7 +244,7 @@ class Layout:
         }
         columns = {self.answer: answers, **parsed}
         for name, values in fields.items():
-            columns[_free(name, {"sample", *columns, *ours})] = values
+            columns[free_name(name, {"sample", *columns, *ours})] = values
         return columns | ours
 
     def _named(self, answers: Any, parsed: Any, fields: Mapping[str, Any], errors: Any) -> dict[str, Any]:
@@ -172,19 +258,6 @@ class Layout:
         return {f"{name}.{field}": values for field, values in fields.items()} | {f"{name}_error": errors}
 
 
-@dataclass(frozen=True, slots=True)
-class _Ending:
-    """A row's end, read: its answer, and with a schema the value and the cells of the fields."""
-
-    outcome: Outcome
-    state: State
-    finish_reason: str
-    answer: str | None = None
-    error: str | None = None
-    parsed: Any = None
-    cells: tuple[Any, ...] | None = None
-
-
 class Results:
     """Collects outcomes by position, in any order.
 
@@ -196,14 +269,14 @@ class Results:
         The parameters of the sample at a position.
     """
 
-    def __init__(self, source: pd.DataFrame, layout: Layout, params: Callable[[int], SamplingParams]) -> None:
+    def __init__(self, source: pd.DataFrame, layout: Form, params: Callable[[int], SamplingParams]) -> None:
         self._source, self._layout, self._params = source, layout, params
         total = len(source) * (layout.samples or 1)
-        self._endings = [_read(_NEVER_RUN, layout, None)] * total
+        self._endings = [unanswered(_NEVER_RUN)] * total
 
     def record(self, position: int, outcome: Outcome) -> Outcome:
         """Take an outcome; the same as read: with structure, what doesn't fit has failed."""
-        ending = self._endings[position] = _read(outcome, self._layout, self._params(position))
+        ending = self._endings[position] = self._layout.read(outcome, self._params(position))
         reason = _REASONS.get(ending.state, ending.finish_reason)
         if (reason, ending.error) == (outcome.finish_reason, outcome.error):
             return outcome
@@ -224,32 +297,7 @@ class Results:
 
 _REASONS = {"truncated": "length", "failed": "error"}
 """What a state is called among finish reasons."""
-_UNSUCCESSFUL: dict[str, State] = {"skipped": "skipped", "error": "failed", "abort": "aborted"}
-
-
-def _read(outcome: Outcome, layout: Layout, params: SamplingParams | None) -> _Ending:
-    """What a row's outcome amounts to."""
-    reason = outcome.finish_reason
-    # A choice that was cut off is in no category.
-    text = None if isinstance(layout.dtype, pd.CategoricalDtype) else outcome.text
-    if state := _UNSUCCESSFUL.get(reason):
-        return _Ending(outcome, state, reason, text, outcome.error)
-    if params is None or params.constraint is None:
-        return _Ending(outcome, "truncated" if reason == "length" else "done", reason, outcome.text)
-    answer = read_structured(outcome.text or "", reason, params)
-    if not answer.complete:
-        what = "JSON" if params.schema is not None else "answer"
-        why = "at max_tokens" if reason == "length" else "where it ended"
-        return _Ending(outcome, "truncated", reason, text, f"the {what} is cut off {why}")
-    if answer.problem is not None:
-        return _Ending(outcome, "failed", "stop", text, answer.problem)
-    try:
-        plain = _plain(answer.value) if layout.fields else None
-        cells = tuple(field.value(plain) for field in layout.fields)
-    except Exception as error:  # a model class may refuse to be written as JSON
-        return _Ending(outcome, "failed", "stop", text, " ".join(str(error).split()))
-    value = answer.value if params.schema is not None else None
-    return _Ending(outcome, "done", "stop", outcome.text, None, value, cells)
+_UNANSWERED: dict[str, State] = {"skipped": "skipped", "error": "failed", "abort": "aborted"}
 
 
 def _key(name: str, frame: pd.DataFrame) -> Any:
@@ -261,9 +309,3 @@ def _key(name: str, frame: pd.DataFrame) -> Any:
 def _plain(value: Any) -> Any:
     """JSON's values, from an instance of a Pydantic model too."""
     return value.model_dump(mode="json", by_alias=True) if hasattr(value, "model_dump") else value
-
-
-def _free(name: str, taken: Any) -> str:
-    while name in taken:
-        name += "_"
-    return name

@@ -18,7 +18,7 @@ from ..prompts.chat import Message
 from ..prompts.template import Template
 from .outcome import Skipped
 
-__all__ = ["Cells", "Rows", "text_objection"]
+__all__ = ["Cells", "Rows", "template_name", "text_objection"]
 
 Cells = Mapping[Hashable, Any]
 """A row's values by column, of those columns that are needed. A null or empty one is a `jinja2.Undefined`."""
@@ -224,8 +224,13 @@ def _frame(data: pd.DataFrame | pd.Series) -> tuple[pd.DataFrame, str | None]:
         raise RequestError(f"a DataFrame or a Series is needed, got {type(data).__name__}")
     if objection := text_objection(data):
         raise RequestError(objection)
-    name = data.name if _is_spelled(data.name) else "text"
+    name = template_name(data)
     return data.to_frame(name if data.name is None else data.name), name
+
+
+def template_name(series: pd.Series) -> str:
+    """What a template calls a Series."""
+    return series.name if _is_spelled(series.name) else "text"
 
 
 def _is_spelled(name: object) -> TypeGuard[str]:

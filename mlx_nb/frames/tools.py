@@ -1,0 +1,100 @@
+"""What people do with a column most often: sort it, and read fields out of it.
+
+Each is a call of `generate_frame` with options of its own; prompts, rows and results are made there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from ..errors import RequestError
+from ..sampling import SamplingParams
+from ..validation import several
+from .generate import Call
+from .rows import template_name
+
+__all__ = ["aclassify", "aextract", "classify", "extract"]
+
+
+# -- one of several labels ---------------------------------------------------------------------------------------
+
+
+def classify(
+    data: pd.DataFrame | pd.Series, labels: Sequence[str], template: str | None = None, **options: Any
+) -> pd.DataFrame:
+    """Choose one of `labels` for every row: the column "label", a category of all of them.
+
+    Parameters
+    ----------
+    data, template, **options
+        As of `mlx_nb.generate_frame`, without structured output. For a Series there is a template.
+    labels : sequence of str
+        The model can answer nothing else.
+    """
+    return _classifying(data, labels, template, options).run()
+
+
+async def aclassify(
+    data: pd.DataFrame | pd.Series, labels: Sequence[str], template: str | None = None, **options: Any
+) -> pd.DataFrame:
+    """`classify`, awaited."""
+    return await _classifying(data, labels, template, options).arun()
+
+
+def _classifying(data: Any, labels: Sequence[str], template: str | None, options: Mapping[str, Any]) -> Call:
+    labels = several("labels", labels)
+    if len(set(map(str, labels))) < max(len(labels), 2):
+        raise RequestError("labels are two texts or more, all different")
+    if template is None and isinstance(data, pd.Series):
+        listed = ", ".join(map(str, labels))
+        template = _about(data, f"Which of these describes the text best: {listed}?")
+    params = SamplingParams(choices=labels)  # refuses what is no text
+    return Call(
+        data,
+        template,
+        choices=params.choices,
+        answer="label",
+        dtype=pd.CategoricalDtype(list(params.choices or ())),
+        **options,
+    )
+
+
+# -- fields ------------------------------------------------------------------------------------------------------
+
+
+def extract(
+    data: pd.DataFrame | pd.Series, schema: Any, template: str | None = None, **options: Any
+) -> pd.DataFrame:
+    """Read the fields of `schema` out of every row, as typed columns.
+
+    Parameters
+    ----------
+    data, template, **options
+        As of `mlx_nb.generate_frame`. For a Series there is a template.
+    schema
+        A Pydantic model, or a JSON schema as dict or text.
+    """
+    return _extracting(data, schema, template, options).run()
+
+
+async def aextract(
+    data: pd.DataFrame | pd.Series, schema: Any, template: str | None = None, **options: Any
+) -> pd.DataFrame:
+    """`extract`, awaited."""
+    return await _extracting(data, schema, template, options).arun()
+
+
+def _extracting(data: Any, schema: Any, template: str | None, options: Mapping[str, Any]) -> Call:
+    if template is None and isinstance(data, pd.Series):
+        fields = (SamplingParams(schema=schema).json_schema or {}).get("properties") or {}
+        named = f" ({', '.join(fields)})" if fields else ""
+        template = _about(data, f"Write what the text says as JSON{named}.")
+    return Call(data, template, schema=schema, **options)
+
+
+def _about(data: pd.Series, task: str) -> str:
+    """A template for a Series: the same beginning for all rows, the text last."""
+    return f"{{% raw %}}{task}{{% endraw %}}\n\nText: {{{{ {template_name(data)} }}}}"
