@@ -250,7 +250,7 @@ class EngineCore:
     def check(self, sampling_params: SamplingParams, prompt: Prompt | None = None) -> None:
         """Refuse what `submit` would refuse: the parameters, with any prompt or this one. Waits for the model."""
         self.wait_ready()
-        self._open().request([0], sampling_params)
+        self._open().request([0] if prompt is None else prompt, sampling_params)
 
     async def add_request(
         self,
