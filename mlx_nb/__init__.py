@@ -36,6 +36,10 @@ _HOMES = {
     "RequestStatus": ".request",
     "SamplingParams": ".sampling",
     "SchedulerConfig": ".config",
+    "SimpleEngine": ".session.simple",
+    "SingleStream": ".config",
+    "SparsePrefill": ".config",
+    "Speculation": ".config",
     "TemplateError": ".errors",
     "TokenLogprob": ".outputs",
     "UnknownModelError": ".errors",
@@ -60,6 +64,9 @@ __all__ = sorted([*_HOMES, "__version__"])
 if TYPE_CHECKING:
     from .config import EngineConfig as EngineConfig
     from .config import SchedulerConfig as SchedulerConfig
+    from .config import SingleStream as SingleStream
+    from .config import SparsePrefill as SparsePrefill
+    from .config import Speculation as Speculation
     from .engine.async_core import AsyncEngineCore as AsyncEngineCore
     from .engine.core import EngineCore as EngineCore
     from .errors import CacheMismatchError as CacheMismatchError
@@ -95,6 +102,7 @@ if TYPE_CHECKING:
     from .session.conversation import Conversation as Conversation
     from .session.conversation import conversation as conversation
     from .session.session import current_engine as current_engine
+    from .session.simple import SimpleEngine as SimpleEngine
 
 
 def __getattr__(name: str) -> Any:

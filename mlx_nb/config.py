@@ -7,7 +7,7 @@ from typing import Literal
 
 from .validation import between, choice, flag, integer, number
 
-__all__ = ["DraftKind", "EngineConfig", "SchedulerConfig", "SparsePrefill", "Speculation"]
+__all__ = ["DraftKind", "EngineConfig", "SchedulerConfig", "SingleStream", "SparsePrefill", "Speculation"]
 
 DraftKind = Literal["model", "prompt_lookup", "mtp", "dflash", "eagle3"]
 
@@ -174,3 +174,18 @@ class SparsePrefill:
                 f"specprefill_backbone_pct ({self.backbone_pct}) is part of specprefill_keep_pct ({self.keep_pct}) "
                 "and can't be more"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class SingleStream:
+    """An engine that runs one request at a time, and what makes that one faster.
+
+    Parameters
+    ----------
+    speculation : Speculation, optional
+    sparse_draft_model : str, optional
+        The model that chooses what a `SparsePrefill` keeps: Hub id, folder, alias.
+    """
+
+    speculation: Speculation | None = None
+    sparse_draft_model: str | None = None

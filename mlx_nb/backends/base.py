@@ -72,7 +72,10 @@ Event = Prefilled | Token | Drafted | Fault
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is known of a loaded model; `context_length` in tokens, `weight_bytes` in bytes."""
+    """What is known of a loaded model; `context_length` in tokens, `weight_bytes` in bytes.
+
+    `takes_images` and `takes_videos` say whether requests may bring any.
+    """
 
     name: str = ""
     precision: str = ""
@@ -81,6 +84,8 @@ class ModelInfo:
     context_length: int | None = None
     fingerprint: str = ""
     notes: tuple[str, ...] = ()
+    takes_images: bool = False
+    takes_videos: bool = False
 
 
 @dataclass(frozen=True, slots=True)

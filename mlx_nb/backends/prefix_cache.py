@@ -53,12 +53,21 @@ class PrefixCache:
         Of model, tokenizer and adapter; saved folders carry it.
     quantize : tuple of int, optional
         (bits, group size) for stored keys and values; lossy.
+    max_entries : int, optional
+        How many at most; None leaves it to the bytes.
     """
 
-    def __init__(self, max_bytes: int, fingerprint: str, quantize: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        max_bytes: int,
+        fingerprint: str,
+        quantize: tuple[int, int] | None = None,
+        max_entries: int | None = None,
+    ) -> None:
         self.stats = CacheStats(max_bytes=max_bytes)
         self._fingerprint = fingerprint
         self._quantize = quantize
+        self._max_entries = max_entries
         self._entries: OrderedDict[Key, State] = OrderedDict()  # least recently used first
         self._trie = PromptTrie()
         self._holds: Counter[Key] = Counter()
@@ -122,9 +131,14 @@ class PrefixCache:
         self.shrink(self.stats.max_bytes)
         return True
 
+    def sizes(self) -> list[tuple[int, int]]:
+        """Tokens and bytes of each entry, the least recently used first."""
+        return [(len(key), _nbytes(state)) for key, state in self._entries.items()]
+
     def shrink(self, max_bytes: int) -> None:
         """Evict the least recently used entries until what is left is within `max_bytes`."""
-        while self._entries and self.stats.current_bytes > max_bytes:
+        most = len(self._entries) if self._max_entries is None else self._max_entries
+        while self._entries and (self.stats.current_bytes > max_bytes or len(self._entries) > most):
             oldest = next(iter(self._entries))
             self._drop(next((key for key in self._entries if key not in self._holds), oldest))
             self.stats.evictions += 1

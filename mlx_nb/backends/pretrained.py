@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ..config import EngineConfig
+from ..config import EngineConfig, SingleStream, Speculation
+from ..errors import ModelLoadError
 from ..outputs import LoadProgress
 from . import fit, sources
 from .base import Backend, ModelInfo
 
+if TYPE_CHECKING:
+    from .loader import LoadedModel
+
 __all__ = ["Pretrained"]
+
+DRAFT_TOKENS = 4
+"""Guesses a step, unless it is said."""
 
 
 class Pretrained:
     """A `BackendFactory` for a Hub id, folder, ``.gguf`` file, alias or "demo".
 
-    Keeps nothing loaded itself, so that stopping an engine frees its model.
+    Keeps nothing loaded itself, so that stopping an engine frees its model. With `single` the backend runs one
+    request at a time.
 
     Raises
     ------
@@ -25,11 +34,19 @@ class Pretrained:
     """
 
     def __init__(
-        self, model: str, *, adapter_path: str | Path | None = None, trust_remote_code: bool = False
+        self,
+        model: str,
+        *,
+        adapter_path: str | Path | None = None,
+        trust_remote_code: bool = False,
+        single: SingleStream | None = None,
     ) -> None:
         self._source = sources.resolve(model)
         self._adapter_path = adapter_path
         self._trust_remote_code = trust_remote_code
+        self._single = single
+        for draft in _drafts(single):
+            sources.resolve(draft)
 
     @property
     def name(self) -> str:
@@ -62,4 +79,63 @@ class Pretrained:
             fingerprint=loaded.fingerprint,
             notes=loaded.notes,
         )
+        if self._single is not None:
+            return self._single_stream(loaded, config, info, on_progress)
         return BatchBackend(loaded.model, loaded.tokenizer, config, info)
+
+    def _single_stream(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        info: ModelInfo,
+        on_progress: Callable[[LoadProgress], None],
+    ) -> Backend:
+        from .drafts import Draft, ModelDraft, PromptLookup
+        from .single import SingleBackend
+
+        assert self._single is not None
+        speculation, scorer = self._single.speculation, self._single.sparse_draft_model
+        draft: Draft | None = None
+        match speculation:
+            case Speculation(kind="prompt_lookup"):
+                draft = PromptLookup()
+            case Speculation(kind="model", model=str(name)):
+                draft = ModelDraft(self._helper(name, loaded, on_progress))
+            case Speculation(kind=kind):
+                raise ModelLoadError(
+                    f"draft kind {kind!r} is not supported yet: take a draft model, or prompt_lookup"
+                )
+        return SingleBackend(
+            loaded.model,
+            loaded.tokenizer,
+            config,
+            info,
+            draft=draft,
+            draft_tokens=(speculation and speculation.tokens) or DRAFT_TOKENS,
+            scorer=None if scorer is None else self._helper(scorer, loaded, on_progress),
+        )
+
+    def _helper(self, name: str, target: LoadedModel, on_progress: Callable[[LoadProgress], None]) -> Any:
+        """A smaller model that reads the target's tokens; the target itself if it is the same."""
+        from . import loader
+
+        source = sources.resolve(name)
+        if source == self._source and self._adapter_path is None:
+            return target.model
+        path = sources.fetch(source, on_progress)
+        helper = loader.load(path, trust_remote_code=self._trust_remote_code, on_progress=on_progress)
+        ours, theirs = (each.tokenizer for each in (target, helper))
+        if ours.get_vocab() != theirs.get_vocab():
+            raise ModelLoadError(
+                f"the draft model {source.name} has another vocabulary than {self.name}: choose one of its family"
+            )
+        return helper.model
+
+
+def _drafts(single: SingleStream | None) -> list[str]:
+    """The models beside the target."""
+    if single is None:
+        return []
+    speculation = single.speculation
+    names = [speculation.model if speculation else None, single.sparse_draft_model]
+    return [name for name in names if name is not None]

@@ -43,6 +43,9 @@ class Resident:
     prefills_sparsely = False
     """Whether `Request.sparse_prefill` can be honoured."""
 
+    max_prefixes: int | None = None
+    """How many prefixes are stored at most; None leaves it to their bytes."""
+
     def __init__(
         self, model: Any, tokenizer: Any, config: EngineConfig, info: ModelInfo | None = None
     ) -> None:
@@ -77,9 +80,8 @@ class Resident:
             else scheduler.cache_memory_mb * 2**20
         )
         quantize = (scheduler.kv_cache_quantization_bits, scheduler.kv_cache_quantization_group_size)
-        return PrefixCache(
-            int(budget), self.info.fingerprint, quantize if scheduler.kv_cache_quantization else None
-        )
+        quantized = quantize if scheduler.kv_cache_quantization else None
+        return PrefixCache(int(budget), self.info.fingerprint, quantized, self.max_prefixes)
 
     def _blank(self) -> list[Any]:
         """Caches of a new row."""

@@ -37,6 +37,9 @@ log = logging.getLogger("mlx_nb")
 ROW = 0
 """The one row, to the sampler."""
 
+SLOTS = 16
+"""Snapshots that are kept of prompts that others began with."""
+
 
 @dataclass(slots=True)
 class _Speculated:
@@ -109,6 +112,8 @@ class SingleBackend(Resident):
     scorer : optional
         The draft model of sparse prefill, as mlx-lm loads it.
     """
+
+    max_prefixes = SLOTS
 
     def __init__(
         self,
@@ -347,6 +352,27 @@ class SingleBackend(Resident):
             "target": {"calls": counts.target_calls},
             "mtp": {"enabled": self._draft is not None, **asdict(counts.speculation)},
             "specprefill": {"enabled": self._scorer is not None, **asdict(counts.sparse)},
+            "system_kv_cache": self._slots(),
+        }
+
+    def _slots(self) -> dict[str, Any]:
+        if self._prefix is None:
+            return {"capacity": 0, "in_use": 0, "total_memory_mb": 0.0, "slots": [], "counters": {}}
+        stats = self._prefix.stats
+        slots = [{"tokens": tokens, "memory_mb": size / 2**20} for tokens, size in self._prefix.sizes()]
+        looked_up = stats.hits + stats.misses
+        return {
+            "capacity": SLOTS,
+            "in_use": len(slots),
+            "total_memory_mb": stats.current_bytes / 2**20,
+            "slots": slots,
+            "counters": {
+                "hits": stats.hits,
+                "misses": stats.misses,
+                "hit_ratio": stats.hits / looked_up if looked_up else 0.0,
+                "evictions": stats.evictions,
+                "tokens_saved": stats.tokens_saved,
+            },
         }
 
     def _kv_bytes(self) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
-from ..config import EngineConfig
+from ..config import EngineConfig, SingleStream
 from ..outputs import LoadProgress, RequestOutput
 from ..sampling import SamplingParams
 from .core import EngineCore
@@ -40,6 +41,7 @@ class AsyncEngineCore:
         *,
         adapter_path: str | Path | None = None,
         trust_remote_code: bool = False,
+        single: SingleStream | None = None,
         on_progress: Callable[[LoadProgress], None] | None = None,
     ) -> AsyncEngineCore:
         """An engine that loads its model on its own thread once it is started.
@@ -48,6 +50,8 @@ class AsyncEngineCore:
         ----------
         model : str or Path
             Hub id, folder, ``.gguf`` file, alias or "demo".
+        single : SingleStream, optional
+            Run one request at a time, at the speed of a single stream.
         on_progress : callable, optional
             Gets `LoadProgress` on the engine thread.
 
@@ -58,8 +62,12 @@ class AsyncEngineCore:
         """
         from ..backends.pretrained import Pretrained
 
-        factory = Pretrained(str(model), adapter_path=adapter_path, trust_remote_code=trust_remote_code)
+        factory = Pretrained(
+            str(model), adapter_path=adapter_path, trust_remote_code=trust_remote_code, single=single
+        )
         config = config or EngineConfig(model_name=factory.name)
+        if single is not None:
+            config = replace(config, scheduler_config=replace(config.scheduler_config, max_num_seqs=1))
         return cls.over(EngineCore(None, None, config, backend=factory, on_progress=on_progress))
 
     @property

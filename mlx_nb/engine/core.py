@@ -295,6 +295,22 @@ class EngineCore:
             self._worker.discard(answer)
         return True
 
+    def holder(self) -> str | None:
+        """Which request is at work or waits first, in words; None if the engine is free.
+
+        One that was aborted holds it until its work has ended.
+        """
+        worker = self._worker
+        held = None if worker is None else worker.first()
+        if held is None:
+            waiting = self._live()
+            held = waiting[0] if waiting else None
+        if held is None:
+            return None
+        request = held.request
+        elapsed = time.monotonic() - request.arrival
+        return f"request {request.request_id} ({request.preview!r}, for {elapsed:.1f} s)"
+
     def abort_all(self) -> int:
         """Abort every live request; how many there were."""
         return sum(self.abort(answer.request.request_id) for answer in self._live())

@@ -114,6 +114,10 @@ class Worker:
         """Queue a request; EngineStopped if it is too late for that."""
         self._post(lambda: self._admit(answer))
 
+    def first(self) -> Answer | None:
+        """The request that the thread has had longest; None if it has none. Its answer may have ended already."""
+        return next(iter(list(self._live.values())), None)
+
     def discard(self, answer: Answer) -> None:
         """Drop the work for an answer that has ended."""
         with contextlib.suppress(EngineStopped):  # then its work ended with the thread

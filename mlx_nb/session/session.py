@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..backends import cpu_blas, sources
-from ..config import EngineConfig
+from ..config import EngineConfig, SingleStream
 from ..engine.async_core import AsyncEngineCore
 from ..engine.core import EngineCore
 from ..engine.intake import Prompt
@@ -28,6 +28,7 @@ __all__ = [
     "default_session",
     "prefix_boundary_for",
     "prompt_for",
+    "system_boundary_for",
     "to_generation",
 ]
 
@@ -84,6 +85,7 @@ class Session:
         adapter_path: str | Path | None = None,
         trust_remote_code: bool = False,
         blas_threads: int | None = None,
+        single: SingleStream | None = None,
         on_progress: Callable[[LoadProgress], None] | None = None,
     ) -> NamedEngine:
         """Launch an engine, which loads on its own thread, and make it the current one. Returns at once.
@@ -94,6 +96,8 @@ class Session:
         ----------
         blas_threads : int, optional
             Threads of OpenBLAS on a CPU, for this process and so for all its engines.
+        single : SingleStream, optional
+            Run one request at a time, at the speed of a single stream.
 
         Raises
         ------
@@ -116,6 +120,7 @@ class Session:
             config,
             adapter_path=adapter_path,
             trust_remote_code=trust_remote_code,
+            single=single,
             on_progress=on_progress,
         )
         if blas_threads is not None:
@@ -259,6 +264,21 @@ def prefix_boundary_for(
     return shared_tokens(engine.codec, messages, tokens, tools=tools, thinking=thinking)
 
 
+def system_boundary_for(
+    engine: EngineCore,
+    messages: Sequence[Message],
+    tokens: Prompt,
+    *,
+    thinking: bool | None = None,
+    tools: Sequence[dict[str, Any]] | None = None,
+) -> int:
+    """Where what `prompt_for` gave stops being the system prompt's: what conversations have in common."""
+    first = next((i for i, message in enumerate(messages) if message.get("role") != "system"), len(messages))
+    if isinstance(tokens, str) or first == len(messages):
+        return 0
+    return shared_tokens(engine.codec, messages[: first + 1], tokens, tools=tools, thinking=thinking)
+
+
 def to_generation(output: RequestOutput, params: SamplingParams | None = None) -> GenerationOutput:
     """An engine's output as the notebook gives it.
 
@@ -280,6 +300,8 @@ def to_generation(output: RequestOutput, params: SamplingParams | None = None) -
         reasoning=output.reasoning,
         tool_calls=output.tool_calls,
         parsed=answer.value if answer is not None else None,
+        mtp_drafts=output.mtp_drafts,
+        mtp_accepted=output.mtp_accepted,
         cached_tokens=output.cached_tokens,
         logprobs=output.logprobs,
         timings=output.timings,
