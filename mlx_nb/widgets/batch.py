@@ -39,7 +39,6 @@ LEAST_COMMON = 12
 
 _OUTCOMES: Mapping[str, RowOutcome] = {"length": "cut", "error": "failed", "skipped": "skipped"}
 _STATES: Mapping[str, BatchState] = {"paused": "paused", "stopped": "stopped", "finished": "finished"}
-_LIVE = frozenset({"running", "paused"})
 
 
 class Ended(Protocol):
@@ -170,6 +169,7 @@ class BatchWidget(LiveWidget):
         self._watched, self._about = weakref.ref(job), about
         self._past = History()
         self._common: str | None = None
+        self._over = False
         self._last = self._look(job)
         super().__init__()
 
@@ -178,6 +178,7 @@ class BatchWidget(LiveWidget):
         if self._ending.alive:
             self._ending()
             self._publish()
+            self._over = True
             self._keep(now=True)
 
     def _act(self, asked: Asked) -> None:
@@ -195,7 +196,7 @@ class BatchWidget(LiveWidget):
 
     def _read(self) -> Mapping[str, Any]:
         job = self._watched()
-        if job is not None and self._last["job"]["state"] in _LIVE:
+        if job is not None and not self._over:
             self._last = self._look(job)
         return self._last
 
@@ -229,10 +230,10 @@ def read(job: Watched, about: About) -> BatchTraits:
     """Look at a job once; the past of its token rate is not known here."""
     now = job.snapshot()
     state: BatchState = _STATES.get(now.state, "running")
+    ended = state in {"stopped", "finished"}
     failure = about.failure()
-    if failure is not None and (state in _LIVE or now.failed):
+    if failure is not None and (not ended or now.failed):
         state = "error"
-    ended = state not in _LIVE
     return {
         "job": {
             "state": state,

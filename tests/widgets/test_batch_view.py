@@ -224,6 +224,9 @@ def test_an_engine_that_fails_fails_the_job(job: ScriptedJob, engine: Engine, wi
         "Metal ran out of memory",
         "%mlx_engine restart",
     )
+    job.now = replace(SNAPSHOT, state="finished", done=1200, failed=365)
+    widget.end()
+    assert (widget.job["state"], widget.counts["failed"]) == ("error", 365)
 
 
 @pytest.mark.parametrize(("failed", "state"), [(0, "finished"), (5, "error")])
