@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Hashable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
@@ -23,6 +24,7 @@ from .outcome import Ask
 from .progress import Progress, check_progress, shown
 from .results import Form, GenerationCancelled, GenerationInterrupted, Layout, Results
 from .rows import Cells, Rows
+from .store import Store
 
 __all__ = ["Call", "agenerate_frame", "generate_frame"]
 
@@ -41,6 +43,8 @@ def generate_frame(
     into: str | None = None,
     join: bool = False,
     parsed: bool = False,
+    checkpoint: str | Path | None = None,
+    retry: bool = True,
     progress: Progress = True,
     **sampling: Any,
 ) -> pd.DataFrame:
@@ -72,6 +76,11 @@ def generate_frame(
         Give a copy of `data` with all columns of the result.
     parsed : bool
         With a schema, a column "parsed" of its values, or of instances of the Pydantic model.
+    checkpoint : path, optional
+        A file that keeps each answer as it is finished, by what was asked of which model. The same call then does
+        only what is missing: after an interrupt, a crash, or a restart of the kernel.
+    retry : bool
+        Run rows again that the checkpoint has as failed.
     progress : bool or {"bar", "widget"}
         Show how far the rows are: in a notebook as a widget, else as a bar.
     **sampling
@@ -96,6 +105,8 @@ def generate_frame(
         Before anything is generated: a column that isn't there, a parameter out of range, a name that is taken.
     EngineNotStarted
         Without an engine.
+    CheckpointError
+        For a checkpoint that can't be used.
     GenerationInterrupted
         On Ctrl-C or Interrupt; its `partial` holds what was finished. In a task beside a cell's it is
         GenerationCancelled, since a kernel doesn't survive the other.
@@ -113,6 +124,8 @@ def generate_frame(
         into=into,
         join=join,
         parsed=parsed,
+        checkpoint=checkpoint,
+        retry=retry,
         progress=progress,
         **sampling,
     ).run()
@@ -162,6 +175,8 @@ class Call:
         into: str | None = None,
         join: bool = False,
         parsed: bool = False,
+        checkpoint: str | Path | None = None,
+        retry: bool = True,
         progress: Progress = True,
         answer: str = "text",
         dtype: Dtype = "string",
@@ -171,6 +186,7 @@ class Call:
         self.params = RowParams(sampling)
         self.raw = raw
         self._progress, self._engine = progress, engine
+        self._checkpoint, self._retry = checkpoint, retry
         self._title = _title(template)
         check_progress(progress)
         self._check_samples(n, shape)
@@ -185,6 +201,8 @@ class Call:
         layout = self._laid_out(Layout(answer, dtype, samples=n, shape=shape), into, join, parsed)
         layout.check(self.rows.source)
         self.form: Form = layout
+        if checkpoint is None and not retry:
+            raise RequestError("retry is about what a checkpoint knows: give one, or leave it out")
         if engine is not None and model is not None:
             raise RequestError("engine and model both choose who answers: give one")
         session = default_session()
@@ -206,25 +224,27 @@ class Call:
         with interruptible():
             self.core.wait_ready()
         self.core.check(self.params.base)
-        results, job = self._job()
-        try:
-            with self._shown(job):
-                job.run()
-        except KeyboardInterrupt:
-            kind = GenerationCancelled if ends_the_loop() else GenerationInterrupted
-            raise kind(results.frame(), *results.counts()) from None
+        with self._store() as store:
+            results, job = self._job(store)
+            try:
+                with self._shown(job):
+                    job.run()
+            except KeyboardInterrupt:
+                kind = GenerationCancelled if ends_the_loop() else GenerationInterrupted
+                raise kind(results.frame(), *results.counts()) from None
         return results.frame()
 
     async def arun(self) -> pd.DataFrame:
         """The result, awaited."""
         await self.core.ready()
         self.core.check(self.params.base)
-        results, job = self._job()
-        try:
-            with self._shown(job):
-                await job.arun()
-        except asyncio.CancelledError:
-            raise GenerationCancelled(results.frame(), *results.counts()) from None
+        with self._store() as store:
+            results, job = self._job(store)
+            try:
+                with self._shown(job):
+                    await job.arun()
+            except asyncio.CancelledError:
+                raise GenerationCancelled(results.frame(), *results.counts()) from None
         return results.frame()
 
     def ask(self, cells: Cells, sample: int = 0) -> Ask:
@@ -262,6 +282,7 @@ class Call:
     def _laid_out(self, layout: Layout, into: str | None, join: bool, parsed: bool) -> Layout:
         flag("join", join)
         flag("parsed", parsed)
+        flag("retry", self._retry)
         if into is not None and not (isinstance(into, str) and into):
             raise RequestError(f"into is the name of a column, got {into!r}")
         if into is not None and join:
@@ -273,7 +294,10 @@ class Call:
         fields = () if schema is None else fields_of(schema)
         return replace(layout, fields=fields, parsed=parsed or of_rows, into=into, join=join)
 
-    def _job(self) -> tuple[Results, Job[tuple[int, int, Cells]]]:
+    def _store(self) -> AbstractContextManager[Store | None]:
+        return nullcontext() if self._checkpoint is None else Store.open(self._checkpoint)
+
+    def _job(self, store: Store | None) -> tuple[Results, Job[tuple[int, int, Cells]]]:
         structures, labels, samples = self._structures, self.rows.source.index, self.samples
         results = Results(
             self.rows.source, self.form, lambda position: structures.get(position, self.params.base)
@@ -284,6 +308,8 @@ class Call:
             self._ask_at,
             results.record,
             recall=results.outcome,
+            store=store,
+            retry_failed=self._retry,
             total=self.answers,
             label=lambda position: str(labels[position // samples]),
         )
