@@ -14,13 +14,14 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(180)]
 
 START = """\
 %load_ext mlx_nb
+import re
 import pandas as pd
 from mlx_nb import AsyncEngineCore, EngineConfig, EngineCore, SchedulerConfig
 from mlx_nb.backends.fake import EOS, fake_backend, text_tokens
 from mlx_nb.session.session import default_session
 
 def answer(request):
-    row = int(bytes(request.prompt_token_ids).decode().split(":")[1])
+    row = int(re.search(rb"\\d+", bytes(request.prompt_token_ids))[0])
     if row % 23 == 7:
         raise RuntimeError("the script failed")
     text = "<b>Wetter</b> soils raise nitrogen uptake until saturation, then it falls"
@@ -88,3 +89,94 @@ def test_a_job_is_watched_paused_resumed_and_stopped(lab: "Lab", name: str, cell
         counted = notebook.cell(2).locator(".jp-OutputArea").inner_text()
         assert int(re.search(r"'aborted': (\d+)", counted)[1]) == 400 - handled(view)  # type: ignore[index]
         notebook.picture(f"batch_{name}_stopped", view)
+
+
+def test_views_agree_and_a_reopened_notebook_shows_the_line(lab: "Lab") -> None:
+    short = "shown = df.head(60).mlx.generate('{{ abstract }}', raw=True)"
+    with lab.notebook(
+        "batch_two", [START, short, "tiny = df.iloc[[3, 20]].mlx.generate('{{ abstract }}', raw=True)"]
+    ) as notebook:
+        notebook.run(0)
+        notebook.run(1, wait=False)
+        views = notebook.page.locator(".batch")
+        views.wait_for(timeout=10_000)
+        notebook.command("notebook:create-output-view")
+        views.nth(1).wait_for(timeout=10_000)
+        notebook.wait_done(1)
+        notebook.page.wait_for_timeout(300)
+        assert views.nth(0).inner_text() == views.nth(1).inner_text()
+        assert views.nth(0).get_attribute("data-state") == "finished"
+        assert handled(views.nth(0)) == 60
+        notebook.page.set_viewport_size({"width": 2000, "height": 900})
+        notebook.page.wait_for_timeout(300)
+        notebook.picture("batch_two_views")
+        notebook.command("application:close")  # the second view, which has a tab of its own
+        notebook.run(2)
+        assert views.count() == 1, "a short job leaves a line"
+        saved = notebook.save()
+    line = "60 rows · 52 done · 4 failed · 4 skipped · "
+    assert saved.cells[1].outputs[0].data["text/plain"].startswith(line)
+    with lab.open("batch_reopened", saved, kernel=False) as notebook:
+        first, second = notebook.cell(1), notebook.cell(2)
+        first.locator(".mlx-nb-batch-snapshot").wait_for(timeout=20_000)
+        assert line in first.inner_text()
+        assert "2 rows · 0 done · 2 skipped · 0.0 s" in second.inner_text()
+        assert notebook.page.locator(".jupyter-widgets:visible").count() == 0
+        notebook.picture("batch_snapshot", first)
+
+
+STILL = """\
+from dataclasses import replace
+from mlx_nb.frames.snapshot import Recent, Snapshot
+from mlx_nb.widgets.batch import About, BatchWidget
+
+rows = [Recent(*row) for row in (
+    ("841", "In one line: We study the effect of soil moisture on uptake", "Wetter soils raise uptake", "stop"),
+    ("840", "In one line: This paper introduces a method for aligning", "A robust alignment " * 9, "length"),
+    ("838", "In one line: Background: hospital readmission remains", "the JSON is cut off", "error"),
+    ("839", "", "'abstract' is null", "skipped"),
+    ("('2024', 'b')", "In one line: <b>Using</b> a panel of 214 towns", "Transit subsidies help", "stop"),
+    ("836", "In one line: Les auteurs examinent la transmission", "Les contes changent peu", "stop"),
+)]
+
+class Job:
+    now = Snapshot("running", 1200, 842, 7, 23, 3, 300, 8, 4.2, 486.0, 200.0, 85.0, tuple(rows))
+    def snapshot(self): return self.now
+    def pause(self): self.turn("paused")
+    def resume(self): self.turn("running")
+    def stop(self): self.turn("stopped")
+    def turn(self, state, **more): self.now = replace(self.now, state=state, **more)
+
+job, why = Job(), [None]
+widget = BatchWidget(job, About("Summarise: {{ abstract }}", lambda: why[0], "%mlx_engine restart"))
+widget
+"""
+FINISH = """\
+job.turn("finished", done=1200, failed=12, skipped=31, running=0, elapsed_s=286.3, left_s=0.0)
+widget.end()
+"""
+FAILED = "why[0] = 'Metal ran out of memory while it prefilled 8 rows of 4,096 tokens.'"
+
+
+@pytest.mark.parametrize("theme", ["Light", "Dark"])
+def test_a_job_keeps_its_height_and_fits_every_width(lab: "Lab", theme: str) -> None:
+    with lab.notebook(
+        f"batch_{theme}", [STILL, "job.pause()", "job.resume(); " + FAILED, "why[0] = None", FINISH]
+    ) as notebook:
+        notebook.command("apputils:change-theme", theme=f"JupyterLab {theme}")
+        notebook.run(0)
+        view = notebook.page.locator(".batch")
+        heights: dict[str, set[float]] = {"wide": set(), "medium": set(), "narrow": set()}
+        for index, state in enumerate(("running", "paused", "error", "running", "finished")):
+            if index:
+                notebook.run(index)
+            notebook.page.wait_for_selector(f".batch[data-state='{state}']")
+            for width, name in ((1280, "wide"), (960, "medium"), (620, "narrow")):
+                notebook.page.set_viewport_size({"width": width, "height": 900})
+                notebook.page.wait_for_timeout(300)
+                notebook.picture(f"batch_{theme.lower()}_{name}_{state}", view)
+                box = view.bounding_box()
+                assert box is not None
+                heights[name].add(box["height"])
+                assert view.evaluate(STICKING_OUT) == [], name
+        assert [len(each) for each in heights.values()] == [1, 1, 1], heights
