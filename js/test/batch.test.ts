@@ -57,6 +57,7 @@ describe("rendering", () => {
   test("a row for each result, and five places from the beginning", () => {
     expect(all("tbody th")).toEqual(["841", "840", "('a', 2)", "839", ""]);
     expect(all("tbody .outcome")).toEqual(["Done", "Cut", "Failed", "Skipped", ""]);
+    expect(all("tbody .input").slice(2)).toEqual(["<img src=x onerror=alert(1)>", "(empty)", ""]);
     expect(all("tbody .output")[3]).toBe("'abstract' is null");
     expect([...el.querySelectorAll("tbody tr")].map((row) => row.getAttribute("aria-hidden"))).toEqual([
       null,

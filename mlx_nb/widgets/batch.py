@@ -243,7 +243,7 @@ def read(job: Watched, about: About) -> BatchTraits:
             "ended": time.strftime("%H:%M") if ended else None,
         },
         "counts": _counts(now),
-        "pace": _pace(now, ended=ended),
+        "pace": _pace(now, state, ended=ended),
         "tokens": {"samples": [], "peak": 0.0},
         "results": [_result(row) for row in now.recent],
     }
@@ -287,14 +287,14 @@ def _counts(now: Snapshot) -> CountsBand:
     }
 
 
-def _pace(now: Snapshot, *, ended: bool) -> PaceBand:
+def _pace(now: Snapshot, state: BatchState, *, ended: bool) -> PaceBand:
     """Rounded to what a reader can see, so that a change nobody would notice is not sent."""
     rows = now.rows_per_second
     return {
         "rows": round(rows, 4 if rows < 0.1 else 2 if rows < 1 else 1) if rows else None,
         "tokens": round(now.tokens_per_second, 1) or None,
         "elapsed": round(now.elapsed_s, 1) if ended else float(int(now.elapsed_s)),
-        "left": None if now.left_s is None or now.state == "paused" else float(round(now.left_s)),
+        "left": None if now.left_s is None or state != "running" else float(round(now.left_s)),
     }
 
 

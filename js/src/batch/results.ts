@@ -20,7 +20,7 @@ class Row {
   update(result: RowResult | undefined): void {
     const { row, prompt, answer, outcome } = result ?? { row: "", prompt: "", answer: "", outcome: undefined };
     show(this.label, row);
-    show(this.prompt, prompt);
+    show(this.prompt, result && !prompt ? "(empty)" : prompt);
     show(this.answer, answer);
     setText(this.outcome, outcome ? WORDS[outcome] : "");
     setAttribute(this.element, "data-outcome", outcome ?? "");

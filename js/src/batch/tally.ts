@@ -31,7 +31,7 @@ export function percentage(handled: number, total: number): string {
 }
 
 export class Tally {
-  private readonly handled = h("b");
+  private readonly handled = h("b", { class: "handled" });
   private readonly total = h("b");
   private readonly also = h("span", { class: "also" });
   private readonly percent = h("p", { class: "percent" });
@@ -59,7 +59,7 @@ export class Tally {
     const left = Math.max(0, total - handled - running);
     const shares = widths(counts, total);
     setText(this.handled, integer(handled));
-    this.handled.style.setProperty("--digits", String(integer(total).length));
+    this.handled.dataset.widest = integer(total);
     setText(this.total, integer(total));
     setText(this.also, besides(counts));
     this.also.title = this.also.textContent;
