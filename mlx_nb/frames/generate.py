@@ -73,7 +73,7 @@ def generate_frame(
         Give a copy of `data` with the answers in this column and what went wrong in ``<into>_error``; with a
         schema the fields in ``<into>.<field>``.
     join : bool
-        Give a copy of `data` with all columns of the result.
+        Give a copy of `data` with all columns of the result, the answers called "text", or as `into` says.
     parsed : bool
         With a schema, a column "parsed" of its values, or of instances of the Pydantic model.
     checkpoint : path, optional
@@ -285,8 +285,8 @@ class Call:
         flag("retry", self._retry)
         if into is not None and not (isinstance(into, str) and into):
             raise RequestError(f"into is the name of a column, got {into!r}")
-        if into is not None and join:
-            raise RequestError("into gives the answers alone, join all columns: choose one")
+        if join and into is not None:
+            layout, into = replace(layout, answer=into), None
         schema = self.params.base.json_schema
         of_rows = "schema" in self.params.columns
         if parsed and schema is None and not of_rows:

@@ -162,7 +162,11 @@ class Layout:
         known = set(source.columns)
         taken = [repr(name) for name in self.names if _key(name, source) in known]
         if taken:
-            hint = "choose another name for into" if self.into else 'give the answers a name with into="…"'
+            hint = (
+                "choose another name for into"
+                if self.into
+                else 'call the answers something else with into="…"'
+            )
             raise RequestError(
                 f"there {'is a column' if len(taken) == 1 else 'are columns'} {', '.join(taken)} already: "
                 f"{hint}, or rename {'it' if len(taken) == 1 else 'them'}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,8 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, magics_class, no_var_expand
 
 from .arguments import Option, Options, variable
-from .magics import SAMPLING, with_options
+from .magics import SAMPLING, STRUCTURE, sampling_fields, with_options
+from .names import Names, one_of
 from .stream import interrupted, one_line_errors
 
 __all__ = ["BatchMagics", "arun_batch", "run_batch"]
@@ -21,9 +23,19 @@ OPTIONS = Options(
     "%%mlx_batch DATA [options]   DATA: a DataFrame, or a column of texts; the cell: a prompt with {{ column }}",
     Option("-o --out", "variable for the resulting DataFrame, which is shown otherwise", "NAME", variable),
     *SAMPLING,
-    Option("--system", "system prompt", "TEXT"),
+    *STRUCTURE,
+    Option("--col", "take an option's value from a column, as max_tokens=COLUMN", "OPTION=COLUMN", many=True),
+    Option("--system", "system prompt; {{ column }} works here too", "TEXT"),
     Option("--raw", "leave the chat template out"),
+    Option("--n", "this many answers a row", "N", int),
+    Option("--shape", "of several answers: a row each, or columns each", "long|wide", one_of("long", "wide")),
+    Option("--into", "give the data with the answers in this column", "NAME"),
+    Option("--join", "give the data with all columns of the result; --into names the answers"),
+    Option("--parsed", "with --schema, a column of the values themselves"),
+    Option("--checkpoint", "a file that keeps the answers: the cell run again does what is missing", "FILE"),
+    Option("--no-retry", "leave rows as they are that failed before"),
     Option("-e --engine", "which engine, if not the current one", "NAME"),
+    Option("--model", "an engine that runs this model", "NAME"),
 )
 
 _FIRST_OPTION = re.compile(r"(?:^|\s)(?=--?[A-Za-z])")
@@ -61,7 +73,10 @@ class _Call:
         """Deliver what there is; what to raise, so that the cell ends as interrupted."""
         if self.deliver(shell, stopped.partial) is not None:
             shell.displayhook.update_user_ns(stopped.partial)
-        return interrupted(f"{self.out or '_'} holds {stopped.done:,} of {stopped.rows:,} rows")
+        kept = (
+            "run the cell again to go on" if "checkpoint" in self.options else "--checkpoint FILE keeps them"
+        )
+        return interrupted(f"{self.out or '_'} holds {stopped.done:,} of {stopped.rows:,} rows: {kept}")
 
 
 def run_batch(shell: Any, line: str, cell: str) -> Any:
@@ -108,7 +123,25 @@ def _parse(shell: Any, line: str, cell: str) -> _Call:
     values, after = OPTIONS.before_prompt(rest)
     expression = " ".join(part for part in (data.strip(), after.strip()) if part)
     out = values.pop("out", None)
-    return _Call(_evaluated(shell, expression), cell.strip(), values, out)
+    return _Call(_evaluated(shell, expression), cell.strip(), _options(values, shell.user_ns), out)
+
+
+def _options(given: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of `generate_frame`."""
+    from ..frames.options import col
+
+    options = dict(given) | sampling_fields(given, Names(variables))
+    for word in options.pop("col", ()):
+        name, equals, column = word.partition("=")
+        if not (name and equals and column):
+            raise UsageError(f"--col takes OPTION=COLUMN, such as max_tokens=length, got {word!r}")
+        name = name.strip("-").replace("-", "_")
+        if name in options:
+            raise UsageError(f"{name} is given twice")
+        options[name] = col(column)
+    if options.pop("no_retry", False):
+        options["retry"] = False
+    return options
 
 
 def _evaluated(shell: Any, expression: str) -> Any:

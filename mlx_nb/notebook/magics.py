@@ -30,7 +30,7 @@ from .formats import FORMATS
 from .names import Names, one_of
 from .stream import Ask, Count, Stream, one_line_errors
 
-__all__ = ["GENERATE", "SAMPLING", "MlxMagics", "read", "with_options"]
+__all__ = ["GENERATE", "SAMPLING", "STRUCTURE", "MlxMagics", "read", "sampling_fields", "with_options"]
 
 SAMPLING = (
     Option("-n --max-tokens", "most tokens to make", "N", int),
@@ -49,7 +49,7 @@ SAMPLING = (
 )
 """Each is a field of `SamplingParams`."""
 
-_STRUCTURE = (
+STRUCTURE = (
     Option("--schema", "answer in JSON of this Pydantic class, dict, file or JSON schema", "NAME"),
     Option("--regex", "answer what matches this expression", "PATTERN"),
     Option("--choices", "answer one of these: a list's name, A,B,C, or repeat it", "A,B", many=True),
@@ -68,7 +68,7 @@ GENERATE = Options(
     *SAMPLING,
     Option("--logit-bias", "added to tokens' logits: a dict's name, or {\"ID\": X}", "NAME"),
     Option("--logprobs", "keep log-probabilities, with this many alternatives each", "K", int),
-    *_STRUCTURE,
+    *STRUCTURE,
     Option("--think", "have the model think first"),
     Option("--no-think", "have it answer without thinking"),
     *_TOOLS,
@@ -190,7 +190,7 @@ class MlxMagics(Magics):
         """What is asked with these options, and for the rest the defaults."""
         _check(given)
         defaults = {name: getattr(self, name) for name in _DEFAULTS}
-        params = SamplingParams(**(defaults | _sampling(given, names)))
+        params = SamplingParams(**(defaults | sampling_fields(given, names)))
         samples = given.get("n")
         if samples is not None:
             integer("n", samples, low=1, high=_MOST_SAMPLES)
@@ -240,7 +240,7 @@ _APART = (
     ("raw", "tools"),
     ("raw", "think"),
     ("raw", "no_think"),
-    *(("tools", option.name) for option in _STRUCTURE),
+    *(("tools", option.name) for option in STRUCTURE),
 )
 
 
@@ -260,7 +260,7 @@ def _check(given: Mapping[str, Any]) -> None:
         raise UsageError("--system acts through the chat template: leave it out, or --raw")
 
 
-def _sampling(given: Mapping[str, Any], names: Names) -> dict[str, Any]:
+def sampling_fields(given: Mapping[str, Any], names: Names) -> dict[str, Any]:
     """Fields of `SamplingParams` among the options."""
     fields = {option.name for option in SAMPLING} | {"logprobs", "regex"}
     sampling = {name: value for name, value in given.items() if name in fields}

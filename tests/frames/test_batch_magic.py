@@ -76,6 +76,17 @@ def test_options_reach_the_engine(shell, adopt: Adopt) -> None:
         ("df -e other", "{{ text }}", "no engine 'other'"),
         ("df", "{{ texts }}", "did you mean 'text'?"),
         ("df", "\n", "names no column"),
+        ("df --col max_tokens", "{{ text }}", "--col takes OPTION=COLUMN"),
+        ("df --col max_tokens=m", "{{ text }}", "no column 'm'"),
+        ("df --col max-tokens=n -n 3", "{{ text }}", "max_tokens is given twice"),
+        ("df --col max_tokns=n", "{{ text }}", "unknown sampling parameter 'max_tokns'"),
+        ("df --shape tall", "{{ text }}", "--shape takes long|wide"),
+        ("df --n 2", "{{ text }}", "with temperature 0"),
+        ("df --schema nope", "{{ text }}", "no 'nope'"),
+        ("df --choices a,b", "{{ text }}", "choices is not supported by the fake backend"),
+        ("df --into text", "{{ text }}", "there is a column 'text' already"),
+        ("df --model other", "{{ text }}", "no engine runs the model 'other'"),
+        ("df --no-retry", "{{ text }}", "retry is about what a checkpoint knows"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(shell, engine, line: str, cell: str, message: str) -> None:
@@ -84,6 +95,47 @@ def test_what_is_wrong_is_said_in_one_line(shell, engine, line: str, cell: str, 
 
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_structure_samples_and_the_source_are_options_too(shell, adopt: Adopt, tmp_path) -> None:
+    asked = []
+    adopt(lambda request: asked.append(request.params) or b'{"a": 1}', structured=True)
+    shell.user_ns["schema"] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    shell.user_ns["rows"] = pd.DataFrame({"text": ["x", "y"], "most": [20, 30], "end": ["q", None]})
+
+    fields = batch(
+        shell, "rows --schema schema --parsed --join --into said --col max_tokens=most --col stop=end"
+    )
+    several = batch(shell, "rows --n 2 --shape wide -t 1 --seed 3 --into answer")
+    choices = batch(shell, "rows.head(1) --choices a,b --model fake")
+
+    assert fields["a"].tolist() == [1, 1]
+    assert fields["parsed"].tolist() == [{"a": 1}, {"a": 1}]
+    assert fields.columns[:3].tolist() == ["text", "most", "end"]
+    assert sorted((p.max_tokens, p.stop) for p in asked[:2]) == [(20, ("q",)), (30, ())]
+    assert several.columns[3:].tolist() == ["answer_0", "answer_error_0", "answer_1", "answer_error_1"]
+    assert sorted(p.seed for p in asked[2:6]) == [3, 3, 4, 4]
+    assert asked[-1].choices == ("a", "b")
+    assert choices["state"].tolist() == ["done"]
+
+
+def test_a_checkpoint_is_an_option(shell, adopt: Adopt, tmp_path) -> None:
+    asked = []
+
+    def script(request):
+        asked.append(prompt_of(request))
+        if "fail" in asked[-1]:
+            raise RuntimeError("no")
+        return b"x"
+
+    adopt(script)
+    path = tmp_path / "a job"
+
+    for options in ("", "", "--no-retry"):
+        batch(shell, f"df --checkpoint '{path}' {options} -o result")
+
+    assert len(asked) == 3
+    assert shell.user_ns["result"]["state"].tolist() == ["done", "skipped", "failed"]
 
 
 def test_without_an_engine_one_line_says_how_to_start_one(shell, session) -> None:

@@ -124,7 +124,6 @@ def test_samples_without_a_seed_are_drawn_apart(adopt: Adopt) -> None:
         ({"n": 2, "temperature": 1, "shape": "tall"}, "shape must be one of 'long', 'wide'"),
         ({"into": ""}, "into is the name of a column"),
         ({"into": 3}, "into is the name of a column"),
-        ({"into": "x", "join": True}, "choose one"),
         ({"join": 1}, "join must be True or False"),
     ],
 )
@@ -154,6 +153,15 @@ def test_the_whole_result_joins_the_source(engine, frame: pd.DataFrame) -> None:
     pd.testing.assert_frame_equal(result[["word", "n"]], frame)
     assert result.columns[2:5].tolist() == ["text", "state", "error"]
     assert result["text"].tolist() == ["A", pd.NA, "C"]
+
+
+def test_a_joined_result_may_call_the_answers_something_else(engine) -> None:
+    frame = pd.DataFrame({"text": ["a"]})
+
+    result = frame.mlx.generate("{{ text }}", join=True, into="loud", progress=False)
+
+    assert result.columns[:3].tolist() == ["text", "loud", "state"]
+    assert result["loud"].tolist() == ["A"]
 
 
 def test_samples_repeat_their_source(adopt: Adopt, frame: pd.DataFrame) -> None:
@@ -205,7 +213,11 @@ def test_an_answer_that_is_no_object_goes_into_one_column(adopt: Adopt) -> None:
 @pytest.mark.parametrize(
     ("columns", "options", "line"),
     [
-        (["word", "text"], {"join": True}, "there is a column 'text' already: give the answers a name"),
+        (
+            ["word", "text"],
+            {"join": True},
+            "there is a column 'text' already: call the answers something else",
+        ),
         (["word", "error", "state"], {"join": True}, "there are columns 'state', 'error' already"),
         (
             ["word", "loud"],
