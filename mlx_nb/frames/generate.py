@@ -7,7 +7,7 @@ from collections.abc import Collection, Hashable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import pandas as pd
 
@@ -19,6 +19,7 @@ from ..session.session import default_session, prompt_for
 from ..validation import choice, flag, integer
 from .columns import Dtype, fields_of
 from .job import Job
+from .native import native_of
 from .options import Column, RowParams
 from .outcome import Ask
 from .progress import Progress, check_progress, shown
@@ -29,8 +30,14 @@ from .store import Store
 __all__ = ["Call", "agenerate_frame", "generate_frame"]
 
 
+@overload
 def generate_frame(
-    data: pd.DataFrame | pd.Series,
+    data: pd.DataFrame | pd.Series, template: str | None = ..., **options: Any
+) -> pd.DataFrame: ...
+@overload
+def generate_frame(data: Any, template: str | None = ..., **options: Any) -> Any: ...
+def generate_frame(
+    data: Any,
     template: str | None = None,
     *,
     system: str | None = None,
@@ -47,12 +54,13 @@ def generate_frame(
     retry: bool = True,
     progress: Progress = True,
     **sampling: Any,
-) -> pd.DataFrame:
+) -> Any:
     """Answer a prompt for every row.
 
     Parameters
     ----------
     data : DataFrame or Series
+        Of pandas; of Polars as well (``pip install 'mlx-nb[polars]'``), which comes back as Polars.
     template : str
         The prompt, with columns as ``{{ name }}``, or of any name as ``{{ row["my column"] }}``; Jinja blocks
         (``{% if note %}``) work. A Series goes by its name, or as "text" if it has none; without a template its
@@ -131,9 +139,13 @@ def generate_frame(
     ).run()
 
 
+@overload
 async def agenerate_frame(
-    data: pd.DataFrame | pd.Series, template: str | None = None, **options: Any
-) -> pd.DataFrame:
+    data: pd.DataFrame | pd.Series, template: str | None = ..., **options: Any
+) -> pd.DataFrame: ...
+@overload
+async def agenerate_frame(data: Any, template: str | None = ..., **options: Any) -> Any: ...
+async def agenerate_frame(data: Any, template: str | None = None, **options: Any) -> Any:
     """`generate_frame`, awaited, with the same options: the event loop stays free meanwhile.
 
     Cancelling aborts the rows in flight and raises GenerationCancelled, whose `partial` holds what was finished.
@@ -191,8 +203,9 @@ class Call:
         check_progress(progress)
         self._check_samples(n, shape)
         self._check_chat(system, messages)
+        self._native = native_of(data)
         self.rows = Rows(
-            data,
+            data if self._native is None else self._native.pandas,
             template,
             system=system,
             messages=messages.name if isinstance(messages, Column) else messages,
@@ -231,8 +244,8 @@ class Call:
                     job.run()
             except KeyboardInterrupt:
                 kind = GenerationCancelled if ends_the_loop() else GenerationInterrupted
-                raise kind(results.frame(), *results.counts()) from None
-        return results.frame()
+                raise kind(self._result(results), *results.counts()) from None
+        return self._result(results)
 
     async def arun(self) -> pd.DataFrame:
         """The result, awaited."""
@@ -244,8 +257,8 @@ class Call:
                 with self._shown(job):
                     await job.arun()
             except asyncio.CancelledError:
-                raise GenerationCancelled(results.frame(), *results.counts()) from None
-        return results.frame()
+                raise GenerationCancelled(self._result(results), *results.counts()) from None
+        return self._result(results)
 
     def ask(self, cells: Cells, sample: int = 0) -> Ask:
         """What a row asks. Raises what is wrong with the row."""
@@ -314,6 +327,13 @@ class Call:
             label=lambda position: str(labels[position // samples]),
         )
         return results, job
+
+    def _result(self, results: Results) -> pd.DataFrame:
+        """The frame; where `data` isn't pandas, in its own kind."""
+        frame = results.frame()
+        if self._native is not None:
+            frame = self._native.result(frame, self.form)
+        return frame
 
     def _shown(self, job: Job[Any]) -> AbstractContextManager[None]:
         return shown(job, self._progress, core=self.core, title=self._title, engine=self._engine)

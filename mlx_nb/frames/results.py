@@ -110,6 +110,11 @@ class Form(Protocol):
         """Answers a row; None for one."""
         ...
 
+    @property
+    def added(self) -> list[str] | None:
+        """The columns beside the source's; None if the result stands alone."""
+        ...
+
     def read(self, outcome: Outcome, params: SamplingParams) -> Ending:
         """What an outcome amounts to."""
         ...
@@ -151,16 +156,14 @@ class Layout:
     join: bool = False
 
     @property
-    def names(self) -> list[str]:
-        """The columns that are added to the source's, or are all there is."""
-        return list(self.frame(pd.DataFrame(), ()).columns)
+    def added(self) -> list[str] | None:
+        """The columns beside the source's; None if the result stands alone."""
+        return list(self.frame(pd.DataFrame(), ()).columns) if self.join or self.into else None
 
     def check(self, source: pd.DataFrame) -> None:
         """Refuse names that the source has already."""
-        if not (self.join or self.into):
-            return
         known = set(source.columns)
-        taken = [repr(name) for name in self.names if _key(name, source) in known]
+        taken = [repr(name) for name in self.added or () if _key(name, source) in known]
         if taken:
             hint = (
                 "choose another name for into"

@@ -153,6 +153,7 @@ class _Form:
     def __init__(self, texts: Sequence[str], per: Literal["text", "token"]) -> None:
         self._texts, self._per = texts, per
         self.samples = len(texts) or None
+        self.added: list[str] | None = None
 
     def read(self, outcome: Outcome, params: SamplingParams) -> Ending:  # noqa: ARG002 - Form has it
         """A row's end with one continuation; its value is the log-likelihood."""
