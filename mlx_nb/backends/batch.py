@@ -8,6 +8,7 @@ so rows run without end here until they are removed.
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import logging
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from ..sampling import SamplingParams
 from .base import Event, Fault, ModelInfo, Prefilled, Token
 from .logprobs import logprob_of
 from .resident import Resident
+from .roomy import roomy
 from .samplers import RowSampler
 
 __all__ = ["BatchBackend"]
@@ -38,6 +40,9 @@ SMALLEST_CHUNK = 64
 PREFILL_ALONE = {"nemotron_h"}
 """Model types whose rows end with a wrong state when mlx-lm prefills them padded: its state-space layers are not
 told the rows' lengths. A test tells when that is mended."""
+_BY_ROW = (
+    "uids", "prompt_cache", "tokens", "samplers", "logits_processors", "max_tokens", "stop_sequences",
+)  # fmt: skip
 CHUNK_S = 0.4
 """Seconds that a prefill chunk should take: other rows and aborts wait as long."""
 
@@ -69,6 +74,14 @@ class _Prefilling(PromptProcessingBatch):
                 if isinstance(part, BatchRotatingKVCache) and part.rotated:
                     part._temporal_order()
         super().prompt(tokens)
+
+    def split(self, indices: list[int]) -> Any:
+        if len(indices) < len(self):
+            return super().split(indices)
+        whole = copy.copy(self)  # all go: no row's state need be copied
+        for name in _BY_ROW:
+            setattr(self, name, [])
+        return whole
 
     def generate(self, tokens: list[list[int]]) -> GenerationBatch:
         self.fallback_sampler.expect(list(self.uids))
@@ -154,7 +167,7 @@ class BatchBackend(Resident):
         (uid,) = self._generator.insert_segments(
             [[tokens[a:b] for a, b in itertools.pairwise(cuts)]],
             max_tokens=[ENDLESS],
-            caches=[state],
+            caches=[roomy(state)],
             all_tokens=[tokens[:covered]],
         )
         self._sampler.add(uid, request, constraint, made)
