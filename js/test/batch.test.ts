@@ -35,7 +35,8 @@ describe("rendering", () => {
     expect(one(".batch").dataset.state).toBe("running");
     expect(text(".state")).toBe("Running");
     expect(text("h3")).toBe("df.abstract");
-    expect(text(".rows")).toBe("842 of 1,200 rows · 300 from before · 3 cut at max_tokens");
+    expect(text(".rows")).toBe("842 of 1,200 rows");
+    expect(text(".also")).toBe("300 from before · 3 cut at max_tokens");
     expect(text(".percent")).toBe("70 %");
     expect(all(".key dd")).toEqual(["812", "7", "23", "8", "350"]);
     expect(all(".figures > div > :is(dt, dd:not(.graph))")).toEqual([

@@ -33,7 +33,7 @@ export function percentage(handled: number, total: number): string {
 export class Tally {
   private readonly handled = h("b", { class: "handled" });
   private readonly total = h("b");
-  private readonly also = h("span", { class: "also" });
+  private readonly also = h("p", { class: "also" });
   private readonly percent = h("p", { class: "percent" });
   private readonly segments = new Map(PARTS.map(([key]) => [key, h("span", { "data-seg": key })]));
   private readonly values = new Map(PARTS.map(([key]) => [key, h("dd")]));
@@ -42,7 +42,8 @@ export class Tally {
   readonly element = h(
     "div",
     { class: "tally" },
-    h("p", { class: "rows" }, this.handled, " of ", this.total, " rows", this.also),
+    h("p", { class: "rows" }, this.handled, " of ", this.total, " rows"),
+    this.also,
     this.percent,
     this.stack,
     h(
@@ -84,5 +85,5 @@ function besides({ cut, reused }: CountsBand): string {
   const parts = [];
   if (reused) parts.push(`${integer(reused)} from before`);
   if (cut) parts.push(`${integer(cut)} cut at max_tokens`);
-  return parts.map((part) => ` · ${part}`).join("");
+  return parts.join(" · ");
 }
