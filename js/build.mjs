@@ -2,7 +2,7 @@
 import { build } from "esbuild";
 import { fileURLToPath } from "node:url";
 
-const widgets = ["monitor", "batch"];
+const widgets = ["monitor", "batch", "chat"];
 const note = "Built by js/build.mjs; do not edit.";
 
 await build({

@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "AsyncEngineCore": ".engine.async_core",
     "CacheMismatchError": ".errors",
+    "ChatPanel": ".widgets.chat",
     "Conversation": ".session.conversation",
     "EngineBusy": ".errors",
     "EngineConfig": ".config",
@@ -103,6 +104,7 @@ if TYPE_CHECKING:
     from .session.conversation import conversation as conversation
     from .session.session import current_engine as current_engine
     from .session.simple import SimpleEngine as SimpleEngine
+    from .widgets.chat import ChatPanel as ChatPanel
 
 
 def __getattr__(name: str) -> Any:

@@ -3,6 +3,9 @@ import type { Model, RenderProps } from "./model";
 import type { Message } from "./protocol";
 import { watchVisibility } from "./visibility";
 
+/** Sends a message to Python, and the bytes that go with it. */
+export type Send = (message: Message, buffers?: ArrayBuffer[]) => void;
+
 export interface View<Traits> {
   readonly element: HTMLElement;
   /** Paints the traits; those that are the same objects as last time need no work. */
@@ -19,15 +22,15 @@ export interface Widget<Traits> {
 
 export function widget<Traits extends object>(
   names: readonly (keyof Traits & string)[],
-  make: (send: (message: Message) => void) => View<Traits>,
+  make: (send: Send, model: Model<Traits>) => View<Traits>,
 ): Widget<Traits> {
   const read = (model: Model<Traits>) =>
     Object.fromEntries(names.map((name) => [name, model.get(name)])) as unknown as Traits;
 
   return {
     render({ model, el }) {
-      const send = (message: Message) => model.send(message);
-      const view = make(send);
+      const send: Send = (message, buffers) => model.send(message, undefined, buffers);
+      const view = make(send, model);
       const paint = () => view.update(read(model));
       const receive = (message: unknown) => view.receive?.(message);
       const watch = watchVisibility(send);

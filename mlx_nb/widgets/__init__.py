@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .batch import BatchWidget
+    from .chat import ChatPanel
     from .monitor import MonitorWidget
     from .readings import Monitored
 
-__all__ = ["BatchWidget", "MonitorWidget", "Monitored"]
+__all__ = ["BatchWidget", "ChatPanel", "MonitorWidget", "Monitored"]
 
-_HOMES = {"BatchWidget": "batch", "MonitorWidget": "monitor", "Monitored": "readings"}
+_HOMES = {"BatchWidget": "batch", "ChatPanel": "chat", "MonitorWidget": "monitor", "Monitored": "readings"}
 
 
 def __getattr__(name: str) -> Any:
