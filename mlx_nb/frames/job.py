@@ -134,7 +134,7 @@ class Job(Generic[Row]):
 
     def snapshot(self) -> Snapshot:
         """How far the job is."""
-        return self._tally.snapshot(len(self._live))
+        return self._tally.snapshot(min(len(self._live), self._window // WINDOW))  # the others wait there
 
     def _leave_word(self) -> None:
         self._inbox.put(None)

@@ -49,7 +49,7 @@ class Snapshot:
     reused : int
         Rows whose outcome was another row's, or the checkpoint's.
     running : int
-        Rows that are with the engine.
+        Rows that the engine has in its batch.
     rows_per_second, tokens_per_second : float
         Over the last ten seconds at work; of a job that ended, over all of them.
     elapsed_s : float
