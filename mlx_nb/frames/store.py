@@ -51,11 +51,10 @@ class Store:
     An outcome is done (the model answered) or failed; no other is kept.
     """
 
-    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+    def __init__(self, path: Path, reader: sqlite3.Connection, writer: sqlite3.Connection) -> None:
         self.path = path
-        self._connection = connection
-        self._lock = threading.Lock()
-        """Of the connection."""
+        self._reader, self._writer = reader, writer
+        self._reading = threading.Lock()
         self._changed = threading.Condition()
         self._pending: dict[bytes, Outcome] = {}
         self._writing: dict[bytes, Outcome] = {}
@@ -78,13 +77,13 @@ class Store:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                return cls(path, _connect(path))
+                return cls(path, _connect(path), _connect(path))
             except _Unfit as unfit:
                 aside = _set_aside(path)
                 log.warning(
                     "mlx_nb: %s %s: it is now %s, and a new checkpoint begins", path, unfit, aside.name
                 )
-                return cls(path, _connect(path))
+                return cls(path, _connect(path), _connect(path))
         except (OSError, sqlite3.Error, _Unfit) as error:
             raise CheckpointError(
                 f"the checkpoint {path} can't be used ({error}): {_advice(error)}"
@@ -111,8 +110,8 @@ class Store:
         for start in range(0, len(wanted), ASK_AT_ONCE):
             some = wanted[start : start + ASK_AT_ONCE]
             marks = ",".join("?" * len(some))
-            with self._lock:
-                rows = self._connection.execute(
+            with self._reading:
+                rows = self._reader.execute(
                     f"SELECT key, outcome FROM outcomes WHERE key IN ({marks})", some
                 ).fetchall()
             for key, text in rows:
@@ -132,8 +131,8 @@ class Store:
     def counts(self) -> tuple[int, int]:
         """How many outcomes are done, and how many failed."""
         self.flush()
-        with self._lock:
-            rows = self._connection.execute("SELECT done, COUNT(*) FROM outcomes GROUP BY done").fetchall()
+        with self._reading:
+            rows = self._reader.execute("SELECT done, COUNT(*) FROM outcomes GROUP BY done").fetchall()
         by_kind = dict(rows)
         return by_kind.get(1, 0), by_kind.get(0, 0)
 
@@ -150,8 +149,9 @@ class Store:
             self._closing = True
             self._changed.notify_all()
         self._thread.join()
-        with self._lock:
-            self._connection.close()
+        self._writer.close()
+        with self._reading:
+            self._reader.close()
 
     # -- the writing thread -----------------------------------------------------------------------------
 
@@ -180,8 +180,8 @@ class Store:
             return True
         rows = [(key, int(outcome.answered), _text(outcome)) for key, outcome in outcomes.items()]
         try:
-            with self._lock, self._connection:
-                self._connection.executemany("INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?)", rows)
+            with self._writer:
+                self._writer.executemany("INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?)", rows)
         except sqlite3.Error as error:
             if not self._complained:
                 log.warning(
