@@ -1,12 +1,13 @@
 """``%%mlx_chat``: a conversation, a question a cell.
 
 A turn belongs to the conversation once it is answered; an interrupted one with the text that there is, if any. What a
-line asks for is done in this order: load, reset, undo, the question, save, show.
+line asks for is done in this order: load, reset, undo, the question, save, show, panel.
 """
 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_loca
 
 from ..session.conversation import Conversation, conversation
 from .arguments import Option, Options
+from .kernel import in_kernel
 from .magics import GENERATE, MlxMagics, read, with_options
 from .names import Names
 from .stream import Ask, Stream, one_line_errors
@@ -31,6 +33,7 @@ _ACTIONS = (
     Option("--load", "go on from a saved conversation", "FILE"),
     Option("--save", "save the conversation", "FILE"),
     Option("--show", "show the conversation"),
+    Option("--panel", "go on with it in a panel below the cell"),
 )
 CHAT = Options(
     "%%mlx_chat [NAME] [options], the question below      or      %mlx_chat [NAME] --show, --undo, …",
@@ -48,6 +51,12 @@ class ChatMagics(Magics):
     def __init__(self, shell: Any, magics: MlxMagics) -> None:
         super().__init__(shell)
         self._magics = magics
+        self._panels: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def close(self) -> None:
+        """Close the panels that were shown."""
+        for panel in list(self._panels):
+            panel.close()
 
     @no_var_expand
     @needs_local_scope
@@ -62,7 +71,7 @@ class ChatMagics(Magics):
         call = self._call(line, cell, local_ns or {})
         call.before()
         result = Stream(self.shell, call.ask).run() if call.ask else None
-        call.after()
+        self._after(call)
         return result
 
     async def chat_awaited(self, line: str, cell: str | None = None) -> Any:
@@ -70,8 +79,17 @@ class ChatMagics(Magics):
         call = self._call(line, cell, {})
         call.before()
         result = await Stream(self.shell, call.ask).run_awaited() if call.ask else None
-        call.after()
+        self._after(call)
         return result
+
+    def _after(self, call: _Call) -> None:
+        call.after()
+        if "panel" in call.given:
+            from ..widgets import ChatPanel
+
+            panel = ChatPanel(call.given.get("engine"), call.talk)
+            self._panels.add(panel)
+            place(panel)
 
     def _call(self, line: str, cell: str | None, local_ns: Mapping[str, Any]) -> _Call:
         """A line and a cell, understood; nothing has been done yet."""
@@ -88,6 +106,8 @@ class ChatMagics(Magics):
                 raise UsageError(f"--load brings other turns: leave --{extra} out")
             if "reset" in given and "undo" in given:
                 raise UsageError("--reset forgets the last turn as well: leave --undo out")
+            if "panel" in given and not in_kernel(self.shell):
+                raise UsageError("the panel needs a notebook; %%mlx_chat works here")
             talk = conversation(*words)
             question = fill(cell.strip("\n")) if cell else ""
             if question.strip():
@@ -96,10 +116,10 @@ class ChatMagics(Magics):
             if not given:
                 raise UsageError(
                     "the question goes into the cell below %%mlx_chat; a line takes --show, --undo, --reset, "
-                    "--load, --save or --system"
+                    "--load, --save, --panel or --system"
                 )
             for option in given:
-                if option not in _WITHOUT_QUESTION:
+                if option not in _WITHOUT_QUESTION and not (option == "engine" and "panel" in given):
                     raise UsageError(
                         f"--{option.replace('_', '-')} goes with a question, in the cell below %%mlx_chat"
                     )

@@ -52,7 +52,7 @@ class Extension:
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell: Any = shell
         self._magics = _magics(shell)
-        chat = ChatMagics(shell, self._magics)
+        self._chat = chat = ChatMagics(shell, self._magics)
         self._all_magics = (self._magics, BatchMagics(shell), chat)
         self._coroutines = self._magics.awaitable | {
             "mlx_batch": functools.partial(arun_batch, shell),
@@ -110,6 +110,7 @@ class Extension:
             shell.magics_manager.registry.pop(type(magics).__name__, None)
             shell.configurables.remove(magics)
         self._magics.close()
+        self._chat.close()
         shell.events.register("post_run_cell", _StopUnlessReloaded(shell))
 
 

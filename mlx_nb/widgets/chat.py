@@ -13,7 +13,7 @@ from typing import Any
 
 import traitlets
 
-from ..errors import MlxNbError
+from ..errors import MlxNbError, RequestError
 from ..prompts.chat import Message
 from ..sampling import SamplingParams
 from ..session.conversation import Conversation
@@ -24,6 +24,7 @@ from .chat_settings import Settings
 from .live import LiveWidget, asset
 from .protocol import (
     Asked,
+    ChatAction,
     ChatCommand,
     ChatHead,
     ChatSend,
@@ -116,8 +117,9 @@ class ChatPanel(LiveWidget):
 
     def close(self) -> None:
         """Abort an answer on its way, remove every view and end the threads. A snapshot stays in the notebook."""
-        self._leaving()
-        super().close()
+        if hasattr(self, "_leaving"):  # else its arguments were refused, and there is nothing to close
+            self._leaving()
+            super().close()
 
     def get_state(self, key: Any = None, drop_defaults: bool = False) -> dict[str, Any]:
         """As of any widget; all of it has all turns, where the trait holds only what was sent last."""
@@ -135,25 +137,32 @@ class ChatPanel(LiveWidget):
     def _act(self, asked: Asked) -> None:
         try:
             match asked:
+                case ChatSend(images=[_, *_]):
+                    raise RequestError("this model takes text only: leave images out")
                 case ChatSend(text=text, replaces=replaces):
                     self._talk.ask(Question(text), self._settings.params, replaces)
                 case ChatSet(values=values):
                     self._settings.change(values)
-                case ChatCommand(action="stop"):
-                    self._talk.stop()
-                case ChatCommand(action="regenerate"):
-                    self._talk.regenerate(self._settings.params)
-                case ChatCommand(action="dismiss"):
-                    self._talk.dismiss()
-                case ChatCommand(action="reset"):
-                    self._talk.reset()
-                case ChatCommand(action="whole"):
-                    self._new_view = True
+                case ChatCommand(action=action):
+                    self._press(action)
         except MlxNbError as error:
             self._notice = one_line(error)
         else:
             self._notice = None
         self._publish()
+
+    def _press(self, action: ChatAction) -> None:
+        match action:
+            case "stop":
+                self._talk.stop()
+            case "regenerate":
+                self._talk.regenerate(self._settings.params)
+            case "dismiss":
+                self._talk.dismiss()
+            case "reset":
+                self._talk.reset()
+            case "whole":
+                self._new_view = True
 
     def _publish(self) -> None:
         with self.hold_sync():
