@@ -19,6 +19,7 @@ from mlx_nb.widgets import BatchWidget, outputs
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 LONG = pd.Series([f"row {i}" for i in range(80)])
+ENDLESS = pd.Series([f"row {i}" for i in range(2000)])
 
 
 class Cell:
@@ -108,13 +109,13 @@ def test_stop_gives_the_frame_as_far_as_it_came(slow: Any, cell: Cell, views: li
         views[0]._handle_custom_msg({"kind": "job", "action": "stop"}, [])
 
     threading.Thread(target=stop).start()
-    result = LONG.mlx.generate()
+    result = ENDLESS.mlx.generate()
 
     done = int((result["state"] == "done").sum())
-    assert 0 < done < 80
-    assert (result["state"] == "aborted").sum() == 80 - done
+    assert 0 < done < 2000
+    assert (result["state"] == "aborted").sum() == 2000 - done
     assert views[0].job["state"] == "stopped"
-    assert cell.lines[0].startswith(f"{done} of 80 rows · {done} done · stopped after ")
+    assert cell.lines[0].startswith(f"{done:,} of 2,000 rows · {done:,} done · stopped after ")
 
 
 def test_a_view_counts_as_the_frame_does(adopt: Any, cell: Cell) -> None:
@@ -136,7 +137,7 @@ def test_an_engine_that_stops_fails_the_view(slow: Any, cell: Cell, views: list[
         slow.stop_soon()
 
     threading.Thread(target=stop).start()
-    LONG.mlx.generate()
+    ENDLESS.mlx.generate()
 
     assert views[0].job["state"] == "error"
     assert views[0].job["failure"] == "It was stopped."
@@ -152,11 +153,11 @@ def test_an_interrupted_job_says_so(slow: Any, cell: Cell, views: list[BatchWidg
     main = threading.get_ident()
     threading.Thread(target=interrupt).start()
     with pytest.raises(GenerationInterrupted) as interrupted:
-        LONG.mlx.generate()
+        ENDLESS.mlx.generate()
 
     done = interrupted.value.done
     assert views[0].job["state"] == "stopped"
-    assert cell.lines[0].startswith(f"{done} of 80 rows · {done} done · stopped after ")
+    assert cell.lines[0].startswith(f"{done:,} of 2,000 rows · {done:,} done · stopped after ")
 
 
 def test_a_view_keeps_neither_frame_nor_engine(
