@@ -29,6 +29,11 @@ class Scheduler:
     footprint : KVFootprint
     budget : int, optional
         Bytes for the caches of all rows; None means no bound.
+
+    Attributes
+    ----------
+    paused : bool
+        Start nothing new; what runs goes on, and what was preempted comes back.
     """
 
     def __init__(
@@ -47,10 +52,12 @@ class Scheduler:
         self._running: dict[str, Request] = {}
         self._lengths: dict[str, int] = {}
         self._prefilling: dict[str, int] = {}
+        self._preempted: set[str] = set()
+        self.paused = False
 
     def __bool__(self) -> bool:
-        """Whether there is anything to do."""
-        return bool(self._waiting or self._running)
+        """Whether there is anything to do now: while `paused`, what waits is left waiting."""
+        return bool(self._running or self._preempted or (self._waiting and not self.paused))
 
     @property
     def running(self) -> list[str]:
@@ -68,8 +75,10 @@ class Scheduler:
         """Requests to start now; they count as running from here on."""
         admitted = []
         while (request := self._head()) is not None and self._fits(request):
-            heapq.heappop(self._queue)
+            if not self.paused:  # else it leaves the queue later, by no longer waiting
+                heapq.heappop(self._queue)
             del self._waiting[request.request_id]
+            self._preempted.discard(request.request_id)
             self._running[request.request_id] = request
             self._prefilling[request.request_id] = self._lengths[request.request_id]
             admitted.append(request)
@@ -82,6 +91,7 @@ class Scheduler:
             youngest = max(self._running, key=self._places.__getitem__)
             request = self._running.pop(youngest)
             self._prefilling.pop(youngest, None)
+            self._preempted.add(youngest)
             self._wait(request)
             preempted.append(request)
         return preempted
@@ -108,6 +118,7 @@ class Scheduler:
         self._prefilling.pop(request_id, None)
         self._lengths.pop(request_id, None)
         self._places.pop(request_id, None)
+        self._preempted.discard(request_id)
         return self._running.pop(request_id, None) is not None
 
     def clear(self) -> None:
@@ -122,6 +133,9 @@ class Scheduler:
         self._waiting[request.request_id] = request
 
     def _head(self) -> Request | None:
+        if self.paused:
+            first = min(self._preempted, key=self._places.__getitem__, default=None)
+            return None if first is None else self._waiting[first]
         while self._queue:
             request = self._queue[0][2]
             if self._waiting.get(request.request_id) is request:

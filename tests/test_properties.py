@@ -158,6 +158,12 @@ class EngineMachine(RuleBasedStateMachine):
         self.stopped |= set(self.ends)
         assert not self.engine.is_running()
 
+    @rule(paused=st.booleans())
+    @precondition(running)
+    def pause(self, paused: bool) -> None:
+        self.engine.pause() if paused else self.engine.resume()
+        assert self.engine.paused is paused
+
     @invariant()
     def statistics_add_up(self) -> None:
         if not hasattr(self, "engine"):
@@ -170,6 +176,8 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _read(self, name: str) -> bool:
         """Take one output; False once there is none."""
+        if self.engine.paused:  # it may never come
+            self.engine.resume()
         try:
             output = next(self.streams[name])
         except StopIteration:
@@ -193,6 +201,8 @@ class EngineMachine(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         try:
+            if self.engine.is_running():
+                self.engine.resume()
             for name in list(self.streams):
                 while self._read(name):
                     pass

@@ -225,3 +225,23 @@ def test_every_request_runs_once_and_within_bounds(  # noqa: C901  one branch a 
             running.remove(name)
     assert not queue
     assert waiting == []
+
+
+def test_while_paused_only_what_was_preempted_is_admitted() -> None:
+    queue = bounded(600, policy="priority")
+    add(queue, request("a", 200), request("b", 200, priority=1))
+    assert admitted(queue) == ["a", "b"]
+    for _ in range(60):
+        queue.grew("a")
+    assert [each.request_id for each in queue.preempt()] == ["b"]
+    queue.paused = True
+    add(queue, request("c", priority=-1))
+    assert queue
+    assert admitted(queue) == []
+    queue.remove("a")
+    assert admitted(queue) == ["b"]
+    queue.remove("b")
+    assert not queue
+    queue.paused = False
+    assert admitted(queue) == ["c"]
+    assert admitted(queue) == []

@@ -95,6 +95,14 @@ class AsyncEngineCore:
         """As `EngineCore.stop`."""
         await self._engine.stop()
 
+    def pause(self) -> None:
+        """As `EngineCore.pause`."""
+        self._engine.pause()
+
+    def resume(self) -> None:
+        """As `EngineCore.resume`."""
+        self._engine.resume()
+
     def is_running(self) -> bool:
         """As `EngineCore.is_running`."""
         return self._engine.is_running()

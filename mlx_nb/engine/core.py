@@ -189,6 +189,27 @@ class EngineCore:
             answer.finish(RequestStatus.FINISHED_ERROR, reason)
         return worker
 
+    def restart_soon(self) -> None:
+        """Stop what is left, start again, and return at once."""
+        self.stop_soon()
+        self.launch()
+
+    def pause(self) -> None:
+        """Start no more requests until `resume`: those that run go on, others are taken and wait. Returns at once.
+
+        Raises EngineNotStarted or EngineStopped if there is nothing to pause. A restarted engine isn't paused.
+        """
+        self._started().pause(True)
+
+    def resume(self) -> None:
+        """Undo `pause`."""
+        self._started().pause(False)
+
+    @property
+    def paused(self) -> bool:
+        """Whether requests are left waiting."""
+        return self._worker is not None and self._worker.paused and self.is_running()
+
     def stop_now(self, timeout: float | None = None) -> None:
         """`stop` for a plain thread."""
         worker = self.stop_soon()
@@ -486,6 +507,8 @@ class EngineCore:
             "model_name": self.model_name,
             "state": self.state,
             "running": self.is_running(),
+            "paused": self.paused,
+            "loaded": worker is not None and worker.backend is not None,
             "uptime_seconds": now - counters.began,
             "steps_executed": counters.steps,
             "active_requests": len(rows),

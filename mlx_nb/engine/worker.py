@@ -67,6 +67,8 @@ class Worker:
         As last read by the thread; safe to look at from any.
     admission : Lock
         No request begins to run while it is held.
+    paused : bool
+        Whether requests are left waiting.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Worker:
         self.report: dict[str, dict[str, Any]] = {}
         self.counters = counters
         self.admission = threading.Lock()
+        self.paused = False
         self._config = config
         self._factory: BackendFactory | None = factory
         self._on_progress = on_progress
@@ -147,6 +150,15 @@ class Worker:
             if self._stopping is None:
                 self._stopping = reason
             self._changed.notify_all()
+
+    def pause(self, paused: bool) -> None:
+        """Start no more requests, or start them again; those that run go on."""
+
+        def apply() -> None:
+            self._scheduler.paused = paused
+
+        self._post(apply)
+        self.paused = paused
 
     @property
     def ending(self) -> bool:
@@ -218,6 +230,7 @@ class Worker:
         self._scheduler = Scheduler(
             self._config.scheduler_config, self.backend.footprint, self.backend.kv_budget
         )
+        self._scheduler.paused = self.paused
         self._read(now=True)
 
     def _progress(self, progress: LoadProgress) -> None:
@@ -239,18 +252,18 @@ class Worker:
                 self._load()
             while self._commands:
                 self._commands.popleft()()
+            self._expire()
             if self._scheduler:
-                self._expire()
                 self._step()
 
     def _wait(self) -> bool:
         """Take what there is to do into `_commands`; blocks while there is nothing. False when it is time to stop."""
-        idle_s = None if self.backend is None else self._config.idle_unload_s
         with self._changed:
             if not (self._inbox or self._scheduler or self._stopping):
                 self._interval.leave()
-                if not self._changed.wait_for(lambda: self._inbox or self._stopping, idle_s):
-                    self._commands.append(self._unload)
+                if not self._changed.wait_for(lambda: self._inbox or self._stopping, self._patience()):
+                    if not self._live:
+                        self._commands.append(self._unload)
                     return True
             self._interval.enter()
             if self._stopping is not None:
@@ -258,6 +271,12 @@ class Worker:
             self._commands += self._inbox
             self._inbox = []
             return True
+
+    def _patience(self) -> float | None:
+        """Seconds until something must be done though nothing happens: a request's time is up, or the model goes."""
+        if self._live:  # paused
+            return max(0.0, self._deadlines[0][0] - time.monotonic()) if self._deadlines else None
+        return None if self.backend is None else self._config.idle_unload_s
 
     def _expire(self) -> None:
         """End the requests whose time is up."""

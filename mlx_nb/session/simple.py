@@ -311,13 +311,12 @@ class SimpleEngine:
     # -- statistics -------------------------------------------------------------------------------------
 
     def get_stats(self) -> dict[str, Any]:
-        """As `EngineCore.get_stats`, with engine_type, is_mllm, loaded, and blocks of what speeds it up."""
+        """As `EngineCore.get_stats`, with engine_type, is_mllm, and blocks of what speeds it up."""
         stats = self._core.get_stats()
         return {
             "engine_type": "simple",
             **stats,
             "is_mllm": self.is_mllm,
-            "loaded": self._core.state == "running",
             "admission": self._admission,
         }
 
