@@ -238,6 +238,35 @@ def test_text_columns_of_every_dtype_work_and_keep_their_nulls(engine, dtype) ->
     assert result["error"].tolist() == [pd.NA, "'text' is null", "'text' is empty", pd.NA]
 
 
+VALUES = {
+    "int": (lambda: "int64", [1, 2]),
+    "nullable int": (lambda: "Int64", [1, None]),
+    "arrow int": (lambda: arrow("int64"), [1, None]),
+    "arrow text": (lambda: "string[pyarrow]", ["1", None]),
+    "arrow float": (lambda: arrow("float64"), [1.0, None]),
+    "arrow bool": (lambda: arrow("bool_"), [True, None]),
+    "category of text": (lambda: "category", ["1", None]),
+    "category of int": (lambda: "category", [1, None]),
+    "float": (lambda: "float64", [1.0, None]),
+    "bool": (lambda: "boolean", [True, None]),
+    "date": (lambda: "datetime64[ns]", [pd.Timestamp(1), None]),
+    "object": (lambda: object, [[1, 2], None]),
+}
+
+
+@pytest.mark.parametrize(("dtype", "values"), VALUES.values(), ids=VALUES.keys())
+def test_columns_of_every_dtype_can_be_written_in_a_template(engine, dtype, values: list) -> None:
+    frame = pd.DataFrame({"value": pd.Series(values, dtype=dtype())})
+
+    result = frame.mlx.generate("<{{ value }}>", progress=False)
+
+    assert result["text"][0] == f"<{values[0]}>".upper()
+    if values[1] is None:
+        assert result["error"][1] == "'value' is null"
+    else:
+        assert result["text"][1] == f"<{values[1]}>"
+
+
 OTHER_COLUMNS = {
     "int": pd.Series([1], name="n"),
     "float": pd.Series([1.5, float("nan")]),
