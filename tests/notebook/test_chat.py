@@ -199,6 +199,7 @@ def test_an_answer_aborted_half_way_is_kept_and_undo_drops_it(run: Run, adopt: A
         ),
         ("%mlx_chat Hello there", "a conversation has one name, got 'Hello there'"),
         ("%%mlx_chat travel plans\nOne", "a conversation has one name, got 'travel plans'"),
+        ("%mlx_chat --panel", "the panel needs a notebook; %%mlx_chat works here"),
         ("%mlx_chat --undo", "the conversation has no turn to undo"),
         ("%mlx_chat --load nowhere.json", "can't read nowhere.json: No such file or directory"),
         ("%mlx_chat --load a --reset", "--load brings other turns: leave --reset out"),
