@@ -1,6 +1,7 @@
 """A DataFrame job as a person meets it: in JupyterLab, while its cell runs and after."""
 
 import re
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -42,6 +43,12 @@ PRESS = """async (view, [name, state]) => {
   button.click();
   while (view.dataset.state !== state && seconds() < 3) await new Promise((go) => setTimeout(go, 5));
   return seconds();
+}"""
+COUNT_UPDATES = """() => {
+  window.updates = 0;
+  window.jupyterapp.shell.currentWidget.context.sessionContext.session.kernel.iopubMessage.connect((_, message) => {
+    if (message.header.msg_type === "comm_msg") window.updates += 1;
+  });
 }"""
 STICKING_OUT = """view => {
   const right = view.getBoundingClientRect().right;
@@ -126,6 +133,37 @@ def test_views_agree_and_a_reopened_notebook_shows_the_line(lab: "Lab") -> None:
         assert "2 rows · 0 done · 2 skipped · 0.0 s" in second.inner_text()
         assert notebook.page.locator(".jupyter-widgets:visible").count() == 0
         notebook.picture("batch_snapshot", first)
+
+
+def test_ten_thousand_rows_leave_the_page_as_it_was(lab: "Lab") -> None:
+    cells = [
+        START.replace("step_s=0.01", "step_s=0"),
+        "many = pd.Series([f'row {i}' for i in range(10_000)])",
+        "answers = many.mlx.generate(raw=True, max_tokens=8)",
+    ]
+    with lab.notebook("batch_many", cells) as notebook:
+        notebook.run(0)
+        notebook.run(1)
+        page = notebook.page
+        page.evaluate(COUNT_UPDATES)
+        devtools = page.context.new_cdp_session(page)
+
+        def heap() -> int:
+            devtools.send("HeapProfiler.collectGarbage")
+            return int(devtools.send("Runtime.getHeapUsage")["usedSize"])
+
+        notebook.run(2, wait=False)
+        view = page.locator(".batch")
+        view.wait_for(timeout=10_000)
+        before, start = heap(), time.monotonic()
+        notebook.wait_done(2, seconds=60)
+        seconds = time.monotonic() - start
+        page.wait_for_timeout(300)
+        assert handled(view) == 10_000
+        assert heap() - before < 2_000_000
+        assert page.locator(".batch *").count() < 250
+        updates = page.evaluate("window.updates")
+        assert 3 <= updates <= 5 * seconds + 5, (updates, seconds)
 
 
 STILL = """\
