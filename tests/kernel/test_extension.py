@@ -133,7 +133,7 @@ def test_unloading_ends_answers_in_the_background(bare: KernelSession) -> None:
 
 def test_unloading_leaves_nothing_behind(bare: KernelSession) -> None:
     shown = bare.run("%reload_ext mlx_nb\n" + ENGINE + "\n%mlx_engine monitor")
-    assert "application/vnd.jupyter.widget-view+json" in shown.displays[0]
+    assert "application/vnd.jupyter.widget-view+json" in shown.displays[-1]
     panel = bare.run("%mlx_chat notes --panel")
     assert any("Chat with" in each.get("text/html", "") for each in panel.displays)
     bare.run("%unload_ext mlx_nb")

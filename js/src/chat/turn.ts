@@ -37,6 +37,7 @@ export class Turn {
   private readonly reason = h("p");
   private readonly dismiss = h("button", { type: "button", "data-do": "dismiss" }, "Dismiss");
   private readonly tools: HTMLElement;
+  private readonly copy = copyButton(() => this.turn?.answer ?? "");
   private readonly again = quiet("Regenerate", "regenerate");
   private turn: ChatTurn | null = null;
   private openedByReader = false;
@@ -49,9 +50,8 @@ export class Turn {
     this.thinking = h("details", { class: "thinking" }, h("summary", {}, h("b", {}, "Thinking"), this.thought), this.reasoning);
     const retry = h("button", { type: "button", "data-kind": "primary", "data-do": "retry" }, "Try again");
     this.problem = h("div", { class: "problem", role: "alert", hidden: true }, this.reason, h("div", { class: "tools" }, retry, this.dismiss));
-    const copy = copyButton(() => this.turn?.answer ?? "");
-    copy.dataset.kind = "quiet";
-    this.tools = h("div", { class: "tools" }, copy, this.again);
+    this.copy.dataset.kind = "quiet";
+    this.tools = h("div", { class: "tools" }, this.copy, this.again);
     this.asked = h(
       "article",
       { class: "message", "data-from": "user", "aria-label": "You" },
@@ -86,7 +86,8 @@ export class Turn {
     this.edit.disabled = busy;
     this.again.hidden = !last;
     this.again.disabled = busy;
-    this.tools.hidden = turn.answer === "" || ending === "answering" || failed;
+    this.tools.hidden = failed;
+    this.copy.disabled = turn.answer === "";
     this.problem.hidden = !failed;
   }
 

@@ -71,10 +71,11 @@ export class ChatView {
       this.toggle.setAttribute("aria-expanded", String(!this.drawer.element.hidden));
     });
     this.element = h(
-      "section",
+      // No landmark: several views of one panel would be landmarks of one name
+      "div",
       // JupyterLab's command mode would take keys pressed inside the widget
-      { class: "mlx chat", "aria-label": "Chat", "data-lm-suppress-shortcuts": "true" },
-      h("header", { class: "head" }, this.state, this.model, this.toggle),
+      { class: "mlx chat", role: "group", "aria-label": "Chat", "data-lm-suppress-shortcuts": "true" },
+      h("div", { class: "head" }, this.state, this.model, this.toggle),
       h("div", { class: "body" }, this.list, this.drawer.element),
       this.notice,
       this.composer.element,
