@@ -39,6 +39,22 @@ EXPECTED = {
         "--temprature": ["UsageError: unknown option --temprature: did you mean --temperature?"],
         "%mlx_engine stop": ["stopped"],
     },
+    "03_dataframes": {
+        ".sample(24": ["Thailand", "Asia"],
+        "countries.mlx.preview": [
+            "ready",
+            "24 answers, about ",
+            "the time is unknown until the engine has run",
+        ],
+        "mlx.classify": ["guess_error", "Thailand"],
+        "by chance": ["of 24 are right"],
+        "mlx.score": ["best", "done"],
+        "authors.mlx.extract": ["done"],
+        "in every letter": ["of 8 are right in every letter"],
+        "interrupt_after, args": ["aborted"],
+        "again.equals": ["0 prompts were asked this time; the same answers: True"],
+        "%mlx_engine stop": ["stopped"],
+    },
 }
 
 
