@@ -147,10 +147,10 @@ class _View(_Display):
 
 
 class _Bar(_Display):
-    """tqdm's bar."""
+    """tqdm's bar, in text: whoever has no widgets has none of tqdm's either."""
 
     def __init__(self, job: Job[Any]) -> None:
-        from tqdm.auto import tqdm
+        from tqdm import tqdm
 
         self._bar: Any = tqdm(total=job.snapshot().total, unit="row")
         super().__init__(job)
