@@ -2,14 +2,15 @@
 import { build } from "esbuild";
 import { fileURLToPath } from "node:url";
 
-const widgets = ["monitor", "batch", "chat"];
+const widgets = ["monitor", "batch", "chat", "tokens"];
+const styles = { tokens: "tokens_view" }; // tokens.css holds the custom properties of all
 const note = "Built by js/build.mjs; do not edit.";
 
 await build({
   absWorkingDir: fileURLToPath(new URL(".", import.meta.url)),
   entryPoints: widgets.flatMap((name) => [
     { in: `src/${name}/index.ts`, out: name },
-    { in: `src/styles/${name}.css`, out: name },
+    { in: `src/styles/${styles[name] ?? name}.css`, out: name },
   ]),
   outdir: "../mlx_nb/static",
   bundle: true,
