@@ -197,7 +197,7 @@ class Call:
     ) -> None:
         self.params = RowParams(sampling)
         self.raw = raw
-        self._progress, self._engine = progress, engine
+        self._progress = progress
         self._checkpoint, self._retry = checkpoint, retry
         self._title = _title(template)
         check_progress(progress)
@@ -219,7 +219,9 @@ class Call:
         if engine is not None and model is not None:
             raise RequestError("engine and model both choose who answers: give one")
         session = default_session()
-        self.core: EngineCore = (session.get(engine) if model is None else session.running(model)).core
+        named = session.get(engine) if model is None else session.running(model)
+        self.core: EngineCore = named.core
+        self._engine = None if named is session.current else named.name
         self._structures: dict[int, SamplingParams] = {}
 
     @property

@@ -34,7 +34,7 @@ def native_of(data: Any) -> Native | None:
     if isinstance(read, nw.DataFrame):
         return Native(read)
     if isinstance(read, nw.Series):
-        return Native(read.alias(read.name or "text").to_frame(), series=read.name or None)
+        return Native(read.alias(read.name or "text").to_frame(), series=[read.name or None])
     if library in _LIBRARIES and hasattr(data, "collect"):
         raise RequestError(f"a {type(data).__name__} has no rows yet: collect() it first")
     return None
@@ -46,20 +46,20 @@ class Native:
     Parameters
     ----------
     frame : narwhals.DataFrame
-    series
-        For a Series, its name; it is the frame's only column.
+    series : sequence
+        The name of a Series, whose only column this is; nothing for a frame.
     """
 
-    def __init__(self, frame: Any, series: Any = False) -> None:
-        self._frame, self._series = frame, series
+    def __init__(self, frame: Any, series: Sequence[str | None] = ()) -> None:
+        self._frame, self.series = frame, series
 
     @property
     def pandas(self) -> pd.DataFrame | pd.Series:
         """The same in pandas, as plain Python values."""
         columns = {name: _plain(self._frame[name].to_list()) for name in self._frame.columns}
-        if self._series is False:
-            return pd.DataFrame(columns, index=pd.RangeIndex(len(self._frame)))
-        return next(iter(columns.values())).rename(self._series)
+        for name in self.series:
+            return next(iter(columns.values())).rename(name)
+        return pd.DataFrame(columns, index=pd.RangeIndex(len(self._frame)))
 
     def result(self, frame: pd.DataFrame, form: Form) -> Any:
         """A result in the caller's kind: its own columns untouched, and what `form` adds."""

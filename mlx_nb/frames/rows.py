@@ -224,13 +224,13 @@ def _frame(data: pd.DataFrame | pd.Series) -> tuple[pd.DataFrame, str | None]:
         raise RequestError(f"a DataFrame or a Series is needed, got {type(data).__name__}")
     if objection := text_objection(data):
         raise RequestError(objection)
-    name = template_name(data)
+    name = template_name(data.name)
     return data.to_frame(name if data.name is None else data.name), name
 
 
-def template_name(series: pd.Series) -> str:
-    """What a template calls a Series."""
-    return series.name if _is_spelled(series.name) else "text"
+def template_name(name: Hashable) -> str:
+    """What a template calls a Series of this name."""
+    return name if _is_spelled(name) else "text"
 
 
 def _is_spelled(name: object) -> TypeGuard[str]:

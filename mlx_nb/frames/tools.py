@@ -14,6 +14,7 @@ from ..errors import RequestError
 from ..sampling import SamplingParams
 from ..validation import several
 from .generate import Call
+from .native import native_of
 from .rows import template_name
 
 __all__ = ["aclassify", "aextract", "classify", "extract"]
@@ -48,7 +49,7 @@ def _classifying(data: Any, labels: Sequence[str], template: str | None, options
     labels = several("labels", labels)
     if len(set(map(str, labels))) < max(len(labels), 2):
         raise RequestError("labels are two texts or more, all different")
-    if template is None and isinstance(data, pd.Series):
+    if template is None and "messages" not in options:
         listed = ", ".join(map(str, labels))
         template = _about(data, f"Which of these describes the text best: {listed}?")
     params = SamplingParams(choices=labels)  # refuses what is no text
@@ -88,13 +89,17 @@ async def aextract(
 
 
 def _extracting(data: Any, schema: Any, template: str | None, options: Mapping[str, Any]) -> Call:
-    if template is None and isinstance(data, pd.Series):
+    if template is None and "messages" not in options:
         fields = (SamplingParams(schema=schema).json_schema or {}).get("properties") or {}
         named = f" ({', '.join(fields)})" if fields else ""
         template = _about(data, f"Write what the text says as JSON{named}.")
     return Call(data, template, schema=schema, **options)
 
 
-def _about(data: pd.Series, task: str) -> str:
-    """A template for a Series: the same beginning for all rows, the text last."""
-    return f"{{% raw %}}{task}{{% endraw %}}\n\nText: {{{{ {template_name(data)} }}}}"
+def _about(data: Any, task: str) -> str | None:
+    """A template for a Series, the same beginning for all rows and the text last; there is none for a frame."""
+    native = native_of(data)
+    names = [data.name] if isinstance(data, pd.Series) else native.series if native is not None else ()
+    for name in names:
+        return f"{{% raw %}}{task}{{% endraw %}}\n\nText: {{{{ {template_name(name)} }}}}"
+    return None

@@ -8,7 +8,7 @@ from mlx_nb import GenerationInterrupted, RequestError
 from mlx_nb.frames.scoring import score
 from mlx_nb.frames.tools import classify
 
-from .conftest import Adopt, repeat
+from .conftest import Adopt, question_of, repeat
 
 pl = pytest.importorskip("polars")
 
@@ -106,6 +106,16 @@ def test_tools_give_polars_frames_too(adopt: Adopt) -> None:
     assert labels["label"].to_list() == ["yes", None]
     assert labels.schema["label"] == pl.Enum(["yes", "no"])
     assert scores["yes"].to_list() == [0.0, None]
+
+
+def test_a_polars_series_has_a_template_too(adopt: Adopt) -> None:
+    asked: list[str] = []
+    adopt(lambda request: asked.append(question_of(request)) or b"yes", structured=True)
+
+    for series in (pl.Series("q", ["fine"]), pl.Series(["fine"])):
+        classify(series, ["yes", "no"], progress=False)
+
+    assert asked == ["Which of these describes the text best: yes, no?\n\nText: fine"] * 2
 
 
 def test_an_interrupt_leaves_a_polars_frame(engine) -> None:
