@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..engine.core import EngineCore
-from ..errors import MlxNbError
+from ..errors import EngineNotStarted, MlxNbError
 from ..outputs import RequestOutput
 from ..sampling import SamplingParams
 from ..session.conversation import Conversation
@@ -147,14 +147,19 @@ class Asking:
     def _run(self) -> None:
         try:
             self._ask()
+        except EngineNotStarted:  # the panel says which one, and how to start it
+            self._fail("no engine was running: start one, then try again")
         except Exception as error:
             if not isinstance(error, MlxNbError | ValueError):
                 _log.warning("a question of the chat panel failed", exc_info=True)
-            with self._lock:
-                self._ending, self._problem = "failed", one_line(error)
+            self._fail(one_line(error))
         finally:
             self._abort = None
             self._on_end(self)
+
+    def _fail(self, problem: str) -> None:
+        with self._lock:
+            self._ending, self._problem = "failed", problem
 
     def _ask(self) -> None:
         core = self._engine()

@@ -70,9 +70,13 @@ class ChatEngine:
             return {**head, "problem": one_line(error), "command": command}
         core = core or (named.core if named is not None else None)
         assert core is not None
-        head |= {"model": core.model_name, "state": _STATES.get(core.state, "stopped")}
+        head |= {
+            "model": core.model_name,
+            "state": _STATES.get(core.state, "stopped"),
+            "can_think": _can_think(core),
+        }
         if core.state == "running":
-            head |= {"state": "running" if busy else "idle", "can_think": _can_think(core)}
+            head["state"] = "running" if busy else "idle"
         elif core.state != "loading":
             head |= {"problem": _why_not(core) if named is None else _why(named), "command": _command(named)}
         return head

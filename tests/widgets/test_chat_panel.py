@@ -348,7 +348,7 @@ def test_a_stopped_engine_says_what_to_do_and_the_panel_goes_on_after_its_restar
     assert eventually(lambda: panel.head["state"] == "stopped")
     assert panel.head["problem"] == "the engine is stopped: call its launch() to start it again"
     view.ask("one")
-    assert "is stopped" in view.last["status"]["problem"]
+    assert view.last["status"]["problem"] == "no engine was running: start one, then try again"
     engine.launch()
     view.do("regenerate")
     assert eventually(lambda: view.said == [("one", "ONE")])
