@@ -90,7 +90,8 @@ def generate_frame(
     retry : bool
         Run rows again that the checkpoint has as failed.
     progress : bool or {"bar", "widget"}
-        Show how far the rows are: in a notebook as a widget, else as a bar.
+        Show how far the rows are: in a notebook as a widget, else as a bar. The widget's Stop ends the job as if the
+        rows had run out: the frame comes back with the others "aborted".
     **sampling
         Fields of `SamplingParams`; ``mlx_nb.col("name")`` takes one from a column. Frames decode greedily
         (``temperature=0``) unless told otherwise.
