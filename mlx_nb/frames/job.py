@@ -37,8 +37,14 @@ WINDOW = 2
 TOGETHER = 64
 """Rows that are looked at together, at least, for what they share and what the checkpoint has of them."""
 
+LOOK_S = 0.1
+"""Seconds that an engine with room in its batch waits for rows to be read that are looked at together."""
+
 MOST_WAITING = 64
 """Rows that may wait for one like them, times the window; reading stops there."""
+
+LAST_S = 0.2
+"""Seconds to wait for the outcome of a row that ended as the job did."""
 
 LOOP_SHARE_S = 0.005
 """Seconds that an event loop is held at most while rows are being started."""
@@ -102,6 +108,7 @@ class Job(Generic[Row]):
         self._keys = Keys(core.info.fingerprint)
         self._first: dict[bytes, int] = {}
         self._read: list[Work] = []
+        self._read_since = 0.0
         self._read_all = False
         self._ahead = Ahead(core)
         self._live: dict[int, tuple[str, Work | Prefix]] = {}
@@ -200,7 +207,7 @@ class Job(Generic[Row]):
         self._inbox.put(None)
 
     def _over(self) -> bool:
-        return self._read_all and not (self._live or self._paused)
+        return self._read_all and not (self._live or self._ahead or self._read)
 
     # -- rows in ----------------------------------------------------------------------------------------
 
@@ -218,22 +225,32 @@ class Job(Generic[Row]):
         return True
 
     def _read_row(self) -> bool:
-        """Read a row; False if there is none, or too many wait already."""
-        if (
-            self._read_all
-            or len(self._ahead) >= self._together
-            or self._num_alike >= MOST_WAITING * self._window
-        ):
+        """Read a row, or pass on what was read; False if there is none, or too many wait already."""
+        if len(self._ahead) >= self._together:
+            return False
+        if self._read and self._read_enough():
+            read, self._read = self._read, []
+            self._ahead.put(self._unknown(read))
+            return True
+        if self._read_all or self._num_alike >= MOST_WAITING * self._window:
             return False
         row = next(self._rows, None)
         if row is None:
             self._read_all = True
         else:
+            if not self._read:
+                self._read_since = time.monotonic()
             self._take_in(*row)
-        if self._read and (self._read_all or len(self._read) >= self._together):
-            read, self._read = self._read, []
-            self._ahead.put(self._unknown(read))
         return True
+
+    def _read_enough(self) -> bool:
+        """Whether the rows read are all that can be looked at together, or all that the engine may wait for."""
+        return (
+            len(self._read) >= self._together
+            or self._read_all
+            or self._num_alike >= MOST_WAITING * self._window
+            or (WINDOW * len(self._live) < self._window and time.monotonic() - self._read_since > LOOK_S)
+        )
 
     def _take_in(self, position: int, values: Row) -> None:
         try:
@@ -370,10 +387,14 @@ class Job(Generic[Row]):
         self._tally.count(position, text, counted, reused=reused)
 
     def _abort(self) -> None:
-        if self._live:
-            for request_id, _ in list(self._live.values()):
-                self._core.abort(request_id)
-            self._collect(block=False)
+        for request_id, _ in list(self._live.values()):
+            self._core.abort(request_id)
+        # One that ended by itself just now may be told of a little later.
+        with contextlib.suppress(queue.Empty):
+            while self._live:
+                item = self._inbox.get(timeout=LAST_S)
+                if item is not None:
+                    self._take(*item)
 
 
 def _tell(loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:

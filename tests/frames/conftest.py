@@ -63,10 +63,10 @@ def adopt(session: Session) -> Adopt:
     """
 
     def start(
-        script=shout, *, name="default", model="fake", batch=4, structured=False, **options
+        script=shout, *, name="default", model="fake", batch=4, prefixes=False, structured=False, **options
     ) -> EngineCore:
         config = EngineConfig(
-            scheduler_config=SchedulerConfig(completion_batch_size=batch, enable_prefix_cache=False)
+            scheduler_config=SchedulerConfig(completion_batch_size=batch, enable_prefix_cache=prefixes)
         )
         backend = fake_backend(script, **options)
         core = EngineCore(None, None, config, backend=_lenient(backend) if structured else backend)

@@ -381,9 +381,10 @@ def test_without_a_total_nothing_is_foretold(adopt: Adopt) -> None:
 # -- many rows --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("prefixes", [False, True])
 @pytest.mark.parametrize("alike", [False, True])
-def test_rows_are_read_as_there_is_room_for_them(adopt: Adopt, alike: bool) -> None:
-    core = adopt(lambda request: b"x", batch=2)
+def test_rows_are_read_as_there_is_room_for_them(adopt: Adopt, alike: bool, prefixes: bool) -> None:
+    core = adopt(lambda request: b"x", batch=2, prefixes=prefixes)
     outcomes: dict[int, Outcome] = {}
     most = 0
 
@@ -397,6 +398,37 @@ def test_rows_are_read_as_there_is_room_for_them(adopt: Adopt, alike: bool) -> N
 
     assert len(outcomes) == 3000
     assert most <= 300
+
+
+def test_an_idle_engine_does_not_wait_for_rows_that_come_slowly(adopt: Adopt) -> None:
+    core = adopt(prefixes=True)
+    outcomes: dict[int, Outcome] = {}
+    ended = []
+
+    def rows() -> Iterator[str]:
+        for number in range(12):
+            time.sleep(0.05)
+            ended.append(len(outcomes))
+            yield str(number)
+
+    make_job(core, rows(), outcomes).run()
+
+    assert 0 < ended[-1] < len(outcomes) == 12
+
+
+def test_a_job_that_is_paused_when_nothing_is_left_ends(adopt: Adopt) -> None:
+    outcomes: dict[int, Outcome] = {}
+
+    def pausing(request) -> Iterator[int]:
+        yield ord("x")
+        job.pause()
+
+    core = adopt(pausing, step_s=0.01)
+    job = make_job(core, ["a"], outcomes)
+    job.run()
+
+    assert outcomes[0].text == "x"
+    assert job.snapshot().state == "finished"
 
 
 def test_the_batch_stays_full(adopt: Adopt) -> None:
