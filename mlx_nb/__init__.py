@@ -43,6 +43,7 @@ _HOMES = {
     "Speculation": ".config",
     "TemplateError": ".errors",
     "TokenLogprob": ".outputs",
+    "TokensView": ".widgets.tokens",
     "UnknownModelError": ".errors",
     "achat": ".session.api",
     "agenerate": ".session.api",
@@ -105,6 +106,7 @@ if TYPE_CHECKING:
     from .session.session import current_engine as current_engine
     from .session.simple import SimpleEngine as SimpleEngine
     from .widgets.chat import ChatPanel as ChatPanel
+    from .widgets.tokens import TokensView as TokensView
 
 
 def __getattr__(name: str) -> Any:

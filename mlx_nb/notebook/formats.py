@@ -9,9 +9,10 @@ from __future__ import annotations
 import html
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..outputs import GenerationOutput, RequestOutput
+from ..outputs import GenerationOutput, RequestOutput, TokenLogprob
 from ..session.markdown import code_block, code_span, safe_markdown
 from ..session.tools import Called
 
@@ -35,19 +36,26 @@ class Said:
     calls : tuple of Called
         Tools it calls; those that were carried out have a `content`.
     finished : bool
+    finish_reason : str, optional
+        Why it ended.
+    logprobs : sequence of TokenLogprob, optional
+        One a token, if they were asked for.
     """
 
     text: str = ""
     reasoning: str = ""
     calls: tuple[Called, ...] = ()
     finished: bool = False
+    finish_reason: str | None = None
+    logprobs: Sequence[TokenLogprob] | None = None
 
     @classmethod
     def of(cls, output: RequestOutput | GenerationOutput, calls: tuple[Called, ...] = ()) -> Said:
         """From an engine's output, and the calls of it that were carried out."""
         text = output.output_text if isinstance(output, RequestOutput) else output.text
         open_calls = tuple(Called.of(call) for call in output.tool_calls[len(calls) :])
-        return cls(text, output.reasoning, calls + open_calls, output.finish_reason is not None)
+        reason = output.finish_reason
+        return cls(text, output.reasoning, calls + open_calls, reason is not None, reason, output.logprobs)
 
 
 def bundle(said: Said, style: str = "markdown") -> Bundle:

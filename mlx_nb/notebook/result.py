@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.getipython import get_ipython
 
@@ -12,6 +12,9 @@ from ..session.tools import Called
 from .formats import Said, bundle
 from .kernel import current_cell, in_kernel
 from .views import place
+
+if TYPE_CHECKING:
+    from ..widgets.tokens import TokensView
 
 __all__ = ["Result", "Samples"]
 
@@ -93,6 +96,18 @@ class Result(str):
     def logprobs(self) -> list[TokenLogprob] | None:
         """Log-probabilities of each token, if they were asked for."""
         return self.output.logprobs
+
+    def tokens_view(self) -> TokensView:
+        """The answer token by token, shaded by probability; of the last turn if tools were called.
+
+        Raises
+        ------
+        ValueError
+            The answer was made without ``--logprobs``.
+        """
+        from ..widgets.tokens import TokensView
+
+        return TokensView(self.output)
 
     @property
     def finish_reason(self) -> str | None:

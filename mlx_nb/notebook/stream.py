@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +31,8 @@ from ..session.tools import Called, Tools
 from .formats import Said
 from .kernel import current_cell, in_kernel, interrupts_raise
 from .result import Result, Samples
-from .views import PromptProgress, count, finish_line, view_for
+from .token_cells import token_view_for
+from .views import PromptProgress, View, count, finish_line, view_for
 
 __all__ = ["Ask", "Count", "Stream", "interrupted", "one_line_errors"]
 
@@ -47,6 +49,8 @@ class Ask:
         The variable for the result, which is the magic's value otherwise.
     style : str
         One of `formats.FORMATS`.
+    by_token : bool
+        Show the tokens' probabilities instead.
     samples : int or None
         That many answers, as a list.
     tools : Tools, optional
@@ -66,6 +70,7 @@ class Ask:
     raw: bool = False
     out: str | None = None
     style: str = "markdown"
+    by_token: bool = False
     quiet: bool = False
     samples: int | None = None
     tools: Tools | None = None
@@ -145,16 +150,17 @@ class Stream:
                 ask,
                 _sample(ask.params, i),
                 f"{i + 1} of {samples}" if samples > 1 else "",
-                lambda label: view_for(
-                    shell,
-                    ask.style,
-                    hidden=hidden,
-                    label=label or ("in the background" if background else ""),
-                    share=samples,
-                ),
+                functools.partial(self._view, hidden, samples),
             )
             for i in range(samples)
         ]
+
+    def _view(self, hidden: bool, samples: int, label: str) -> View:
+        ask, shell = self._ask, self._shell
+        label = label or ("in the background" if self._background else "")
+        if ask.by_token and not hidden:
+            return token_view_for(shell, ask.core.model_name, ask.params.logprobs or 0, label)
+        return view_for(shell, ask.style, hidden=hidden, label=label, share=samples)
 
     def run(self) -> Any:
         """Block until the answer is complete."""

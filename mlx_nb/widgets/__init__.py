@@ -14,10 +14,17 @@ if TYPE_CHECKING:
     from .chat import ChatPanel
     from .monitor import MonitorWidget
     from .readings import Monitored
+    from .tokens import TokensView
 
-__all__ = ["BatchWidget", "ChatPanel", "MonitorWidget", "Monitored"]
+__all__ = ["BatchWidget", "ChatPanel", "MonitorWidget", "Monitored", "TokensView"]
 
-_HOMES = {"BatchWidget": "batch", "ChatPanel": "chat", "MonitorWidget": "monitor", "Monitored": "readings"}
+_HOMES = {
+    "BatchWidget": "batch",
+    "ChatPanel": "chat",
+    "MonitorWidget": "monitor",
+    "Monitored": "readings",
+    "TokensView": "tokens",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -70,15 +70,18 @@ class TokensView(_TokenWidget):
         The answer has no log-probabilities.
     """
 
-    def __init__(self, answer: Answered, *, title: str = "") -> None:
-        logprobs = answer.logprobs
-        if logprobs is None:
+    def __new__(cls, answer: Answered, **_options: Any) -> TokensView:
+        """Refuse before there is a widget, as a half-made one could not be closed."""
+        if answer.logprobs is None:
             raise ValueError(
                 "this answer has no log-probabilities: ask with logprobs=5, or --logprobs 5 in a cell"
             )
-        self._given = logprobs
+        return super().__new__(cls)
+
+    def __init__(self, answer: Answered, *, title: str = "") -> None:
+        self._given: Sequence[TokenLogprob] = answer.logprobs or ()
         self._reason = answer.finish_reason
-        super().__init__(title, max((len(token.top) for token in logprobs), default=0))
+        super().__init__(title, max((len(token.top) for token in self._given), default=0))
 
     def _read(self) -> Mapping[str, Any]:
         self._taken.take(self._given)
