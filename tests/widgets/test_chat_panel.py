@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fixture_fields import check_fields
 
 import mlx_nb
 from mlx_nb import AsyncEngineCore, Conversation, EngineConfig, EngineCore, SamplingParams
@@ -469,19 +470,9 @@ def test_every_message_of_the_browser_is_understood() -> None:
 
 
 def test_the_fixture_names_every_trait_and_field() -> None:
-    def check(value: Any, hint: Any) -> None:
-        if typing.is_typeddict(hint):
-            hints = typing.get_type_hints(hint)
-            assert set(value) == set(hints), hint.__name__
-            for name, inner in hints.items():
-                check(value[name], inner)
-        elif typing.get_origin(hint) is list:
-            for item in value:
-                check(item, typing.get_args(hint)[0])
-
     chat = json.loads(FIXTURE.read_text(encoding="utf-8"))["chat"]
-    check(chat["traits"], wire.ChatTraits)
-    check(chat["growth"], wire.ChatTalk)
+    check_fields(chat["traits"], wire.ChatTraits)
+    check_fields(chat["growth"], wire.ChatTalk)
 
 
 def test_the_traits_have_the_form_of_the_fixture(panel: ChatPanel, view: View) -> None:

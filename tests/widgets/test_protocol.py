@@ -1,11 +1,11 @@
 """The wire between Python and the browser; js/test/protocol.test.ts checks the same fixture."""
 
 import json
-import typing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fixture_fields import check_fields
 from moving_engine import Info, MovingEngine
 
 from mlx_nb.widgets import MonitorWidget
@@ -51,17 +51,7 @@ def test_statistics_become_the_traits_of_the_fixture(fixture: dict[str, Any]) ->
 
 
 def test_the_fixture_names_every_trait_and_field(fixture: dict[str, Any]) -> None:
-    def check(value: Any, hint: Any) -> None:
-        if typing.is_typeddict(hint):
-            hints = typing.get_type_hints(hint)
-            assert set(value) == set(hints), hint.__name__
-            for name, inner in hints.items():
-                check(value[name], inner)
-        elif typing.get_origin(hint) is list:
-            for item in value:
-                check(item, typing.get_args(hint)[0])
-
-    check(fixture["traits"], wire.MonitorTraits)
+    check_fields(fixture["traits"], wire.MonitorTraits)
 
 
 def test_every_message_of_the_browser_is_understood(fixture: dict[str, Any]) -> None:
