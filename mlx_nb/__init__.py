@@ -19,6 +19,7 @@ _HOMES = {
     "AsyncEngineCore": ".engine.async_core",
     "CacheMismatchError": ".errors",
     "ChatPanel": ".widgets.chat",
+    "CheckpointError": ".errors",
     "Conversation": ".session.conversation",
     "EngineBusy": ".errors",
     "EngineConfig": ".config",
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from .engine.async_core import AsyncEngineCore as AsyncEngineCore
     from .engine.core import EngineCore as EngineCore
     from .errors import CacheMismatchError as CacheMismatchError
+    from .errors import CheckpointError as CheckpointError
     from .errors import EngineBusy as EngineBusy
     from .errors import EngineNotStarted as EngineNotStarted
     from .errors import EngineStopped as EngineStopped

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = [
     "CacheMismatchError",
+    "CheckpointError",
     "EngineBusy",
     "EngineNotStarted",
     "EngineStopped",
@@ -50,6 +51,10 @@ class ModelOwnershipError(MlxNbError, RuntimeError):
 
 class CacheMismatchError(MlxNbError, RuntimeError):
     """A saved prefix cache belongs to another model, tokenizer or adapter."""
+
+
+class CheckpointError(MlxNbError, RuntimeError):
+    """The checkpoint file of a job can't be used."""
 
 
 class ModelLoadError(MlxNbError, RuntimeError):

@@ -18,11 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..errors import MlxNbError
+from ..errors import CheckpointError
 from ..outputs import TokenLogprob
 from .outcome import Outcome
 
-__all__ = ["CheckpointError", "Store"]
+__all__ = ["Store"]
 
 log = logging.getLogger("mlx_nb")
 
@@ -42,10 +42,6 @@ CHECKPOINT_PAGES = 4000
 # Rows one after the other and a small index of digests, not one tree of both: a quarter of the pages to write.
 _SCHEMA = "CREATE TABLE outcomes (key BLOB NOT NULL UNIQUE, done INTEGER NOT NULL, outcome TEXT NOT NULL)"
 _COLUMNS = [("key", "BLOB"), ("done", "INTEGER"), ("outcome", "TEXT")]
-
-
-class CheckpointError(MlxNbError, RuntimeError):
-    """A checkpoint file can't be used."""
 
 
 class Store:

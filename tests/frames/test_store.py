@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from mlx_nb import CheckpointError
 from mlx_nb.frames.outcome import Outcome
-from mlx_nb.frames.store import CheckpointError, Store
+from mlx_nb.frames.store import Store
 from mlx_nb.outputs import TokenLogprob
 
 DONE = Outcome(
