@@ -151,9 +151,12 @@ SETUP = """
     from mlx_nb.backends.fake import fake_backend
     from mlx_nb.session.session import default_session
 
+    asked, hurried = [], False
+
     def script(request):
         slow = b"slow" in bytes(request.prompt_token_ids)
-        while slow:
+        asked.append(slow)
+        while slow and not hurried:
             yield ord("z")
         yield ord("q")
 
@@ -168,7 +171,7 @@ REPORT = "print(part['finish_reason'].tolist(), core.get_stats()['active_request
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.filterwarnings("default")
-def test_in_a_kernel_an_interrupt_leaves_the_finished_rows_and_the_next_cell_works() -> None:
+def test_in_a_kernel_an_interrupt_leaves_the_finished_rows_and_the_next_cell_works(tmp_path) -> None:
     from jupyter_client.manager import start_new_kernel
 
     manager, client = start_new_kernel(kernel_name="python3")
@@ -217,6 +220,14 @@ def test_in_a_kernel_an_interrupt_leaves_the_finished_rows_and_the_next_cell_wor
             assert (way, status) == (way, "error" if way == "magic" else "ok")
             assert seconds < 0.5, way
             assert (way, run(REPORT)[1]) == (way, "['stop', 'abort', 'skipped'] 0\n")
+
+        # With a checkpoint the cell goes on, when it is run again, with what is missing.
+        cell = f"%%mlx_batch df -o part -n 4000 --checkpoint '{tmp_path / 'job'}'\n{{{{ text }}}}"
+        assert run(cell, interrupt_after=1.0)[0] == "error"
+        run("asked.clear(); hurried = True")
+        assert run(cell)[0] == "ok"
+        assert run(REPORT)[1] == "['stop', 'stop', 'skipped'] 0\n"
+        assert run("print(asked)")[1] == "[True]\n"
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
