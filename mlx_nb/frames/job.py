@@ -73,7 +73,7 @@ class Job(Generic[Row]):
         Gets each row's position and outcome once, in the order in which rows end, on the thread that runs the job.
         If it returns an outcome, that is what snapshots count and show.
     recall : callable, optional
-        Gives back what was recorded at a position, for later rows that ask the same: about 100 bytes are kept for
+        Gives back what was recorded at a position, for later rows that ask the same: about 140 bytes are kept for
         each row that ran. Without it only rows that run at the same time share an answer.
     store : Store, optional
         Has outcomes of earlier jobs, and gets this one's. Rows with logits processors are in none.
