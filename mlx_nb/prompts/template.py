@@ -71,7 +71,7 @@ class Template:
 
         parsed = _environment(self._blocks).parse(self.text)
         uses = sum(node.name == name for node in parsed.find_all(syntax.Name))
-        keys = []
+        keys: list[Any] = []
         for node in parsed.find_all((syntax.Getitem, syntax.Getattr)):
             if not isinstance(node.node, syntax.Name) or node.node.name != name:
                 continue
