@@ -293,6 +293,16 @@ describe("images", () => {
     expect(all(".attach figure")).toEqual([]);
   });
 
+  test("picked ones can be sent without a word", async () => {
+    const picker = one<HTMLInputElement>('input[type="file"]');
+    Object.defineProperty(picker, "files", { value: [image("a.png")] });
+    picker.dispatchEvent(new Event("change"));
+    expect(button("send").disabled).toBe(false);
+    button("send").click();
+    await vi.waitFor(() => expect(asked()).toHaveLength(1));
+    expect(asked()[0]).toMatchObject({ text: "", images: ["a.png"] });
+  });
+
   test("too many bytes, and what is no image, are refused in one line", () => {
     drop(image("big.png", MAX_BYTES + 1));
     expect(text(".attach small")).toBe("The images of a question have 8 MB at most: make them smaller.");

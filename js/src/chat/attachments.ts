@@ -14,7 +14,8 @@ export class Attachments {
   private files: File[] = [];
   private allowed = false;
 
-  constructor() {
+  /** `changed` is called whenever there are other images than before. */
+  constructor(private readonly changed: () => void) {
     this.say("");
     this.add.addEventListener("click", () => this.picker.click());
     this.picker.addEventListener("change", () => {
@@ -63,8 +64,7 @@ export class Attachments {
   }
 
   dispose(): void {
-    this.files = [];
-    this.paint();
+    for (const image of this.list.querySelectorAll("img")) URL.revokeObjectURL(image.src);
   }
 
   private say(problem: string): void {
@@ -73,6 +73,7 @@ export class Attachments {
   }
 
   private paint(): void {
+    this.changed();
     for (const image of this.list.querySelectorAll("img")) URL.revokeObjectURL(image.src);
     this.list.replaceChildren(
       ...this.files.map((file) => {

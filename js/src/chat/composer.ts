@@ -19,7 +19,7 @@ export class Composer {
   });
   private readonly label = document.createTextNode("Send");
   private readonly button = h("button", { type: "submit", "data-alt": "Stop", "data-kind": "primary", "data-do": "send" }, this.label);
-  private readonly attachments = new Attachments();
+  private readonly attachments = new Attachments(() => this.paint());
   readonly element = h(
     "form",
     { class: "composer" },
@@ -44,7 +44,7 @@ export class Composer {
       const files = [...(event.clipboardData?.files ?? [])];
       if (files.length === 0) return;
       event.preventDefault();
-      this.take(files);
+      this.attachments.take(files);
     });
     this.watchDrops();
   }
@@ -104,11 +104,6 @@ export class Composer {
     this.paint();
   }
 
-  private take(files: File[]): void {
-    this.attachments.take(files);
-    this.paint();
-  }
-
   private watchDrops(): void {
     const carriesFiles = (event: DragEvent) => event.dataTransfer?.types.includes("Files") ?? false;
     const mark = (change: number) => {
@@ -127,7 +122,7 @@ export class Composer {
     on("dragover", () => undefined);
     on("drop", (event) => {
       mark(-this.dragged);
-      this.take([...(event.dataTransfer?.files ?? [])]);
+      this.attachments.take([...(event.dataTransfer?.files ?? [])]);
     });
   }
 }
