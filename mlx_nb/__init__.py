@@ -33,6 +33,7 @@ _HOMES = {
     "MlxNbError": ".errors",
     "ModelLoadError": ".errors",
     "ModelOwnershipError": ".errors",
+    "Preview": ".frames.preview",
     "RequestError": ".errors",
     "RequestOutput": ".outputs",
     "RequestStatus": ".request",
@@ -47,16 +48,23 @@ _HOMES = {
     "TokensView": ".widgets.tokens",
     "UnknownModelError": ".errors",
     "achat": ".session.api",
+    "aclassify_frame": ".frames.tools",
+    "aextract_frame": ".frames.tools",
     "agenerate": ".session.api",
     "agenerate_frame": ".frames.generate",
+    "ascore_frame": ".frames.scoring",
     "chat": ".session.api",
+    "classify_frame": ".frames.tools",
     "col": ".frames.options",
     "conversation": ".session.conversation",
     "count_tokens": ".session.api",
     "current_engine": ".session.session",
+    "extract_frame": ".frames.tools",
     "generate": ".session.api",
     "generate_frame": ".frames.generate",
     "load_ipython_extension": ".notebook.extension",
+    "preview_frame": ".frames.preview",
+    "score_frame": ".frames.scoring",
     "start": ".session.api",
     "stop": ".session.api",
     "unload_ipython_extension": ".notebook.extension",
@@ -86,8 +94,16 @@ if TYPE_CHECKING:
     from .frames.generate import agenerate_frame as agenerate_frame
     from .frames.generate import generate_frame as generate_frame
     from .frames.options import col as col
+    from .frames.preview import Preview as Preview
+    from .frames.preview import preview_frame as preview_frame
     from .frames.results import GenerationCancelled as GenerationCancelled
     from .frames.results import GenerationInterrupted as GenerationInterrupted
+    from .frames.scoring import ascore_frame as ascore_frame
+    from .frames.scoring import score_frame as score_frame
+    from .frames.tools import aclassify_frame as aclassify_frame
+    from .frames.tools import aextract_frame as aextract_frame
+    from .frames.tools import classify_frame as classify_frame
+    from .frames.tools import extract_frame as extract_frame
     from .notebook.extension import load_ipython_extension as load_ipython_extension
     from .notebook.extension import unload_ipython_extension as unload_ipython_extension
     from .outputs import GenerationOutput as GenerationOutput

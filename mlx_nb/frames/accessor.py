@@ -9,10 +9,10 @@ import pandas as pd
 
 from .generate import Call
 from .options import Column
-from .preview import Preview, preview
+from .preview import Preview, preview_frame
 from .rows import text_objection
-from .scoring import ascore, score
-from .tools import aclassify, aextract, classify, extract
+from .scoring import ascore_frame, score_frame
+from .tools import aclassify_frame, aextract_frame, classify_frame, extract_frame
 
 __all__ = ["FrameAccessor", "SeriesAccessor"]
 
@@ -41,24 +41,24 @@ class _Accessor:
 
         Options as in `mlx_nb.generate_frame`. For a Series there is a template.
         """
-        return classify(self._data, labels, template, **options)
+        return classify_frame(self._data, labels, template, **options)
 
     async def aclassify(
         self, labels: Sequence[str], template: str | None = None, **options: Any
     ) -> pd.DataFrame:
         """`classify`, awaited."""
-        return await aclassify(self._data, labels, template, **options)
+        return await aclassify_frame(self._data, labels, template, **options)
 
     def extract(self, schema: Any, template: str | None = None, **options: Any) -> pd.DataFrame:
         """Read the fields of a schema (a Pydantic model, or JSON schema) out of every row, as typed columns.
 
         Options as in `mlx_nb.generate_frame`. For a Series there is a template.
         """
-        return extract(self._data, schema, template, **options)
+        return extract_frame(self._data, schema, template, **options)
 
     async def aextract(self, schema: Any, template: str | None = None, **options: Any) -> pd.DataFrame:
         """`extract`, awaited."""
-        return await aextract(self._data, schema, template, **options)
+        return await aextract_frame(self._data, schema, template, **options)
 
     def score(
         self, template: str | None, continuations: Sequence[str] | Column, **options: Any
@@ -68,20 +68,20 @@ class _Accessor:
         Several continuations give a column each, and "best"; ``mlx_nb.col("answer")`` is one of the row's own, and
         gives "logprob" and "tokens". ``per="token"`` divides by the number of tokens.
         """
-        return score(self._data, template, continuations, **options)
+        return score_frame(self._data, template, continuations, **options)
 
     async def ascore(
         self, template: str | None, continuations: Sequence[str] | Column, **options: Any
     ) -> pd.DataFrame:
         """`score`, awaited."""
-        return await ascore(self._data, template, continuations, **options)
+        return await ascore_frame(self._data, template, continuations, **options)
 
     def preview(self, template: str | None = None, rows: int = 5, **options: Any) -> Preview:
         """Show the first prompts with their token counts, and estimate the whole; nothing is generated.
 
         Options as in `mlx_nb.generate_frame`.
         """
-        return preview(self._data, template, rows, **options)
+        return preview_frame(self._data, template, rows, **options)
 
 
 class FrameAccessor(_Accessor):

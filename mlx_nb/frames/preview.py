@@ -20,7 +20,7 @@ from .generate import Call
 from .outcome import Outcome, Skipped
 from .rows import Cells
 
-__all__ = ["Preview", "preview"]
+__all__ = ["Preview", "preview_frame"]
 
 _STATES = ["ready", "skipped", "failed"]
 
@@ -67,7 +67,7 @@ class Preview:
         return f"{self.frame.to_html()}<p>{html.escape(str(self))}</p>"
 
 
-def preview(
+def preview_frame(
     data: pd.DataFrame | pd.Series, template: str | None = None, rows: int = 5, **options: Any
 ) -> Preview:
     """Render the first prompts of a call, and estimate what the whole of it takes. Generates nothing.

@@ -23,12 +23,12 @@ from .outcome import Ask, Outcome, Skipped
 from .results import Ending, state_array, unanswered
 from .rows import Cells
 
-__all__ = ["ascore", "score"]
+__all__ = ["ascore_frame", "score_frame"]
 
 OPTIONS = ("system", "messages", "raw", "engine", "model", "progress", "thinking")
 
 
-def score(
+def score_frame(
     data: pd.DataFrame | pd.Series,
     template: str | None,
     continuations: Sequence[str] | Column,
@@ -58,7 +58,7 @@ def score(
     return _Scoring(data, template, continuations, per, options).run()
 
 
-async def ascore(
+async def ascore_frame(
     data: pd.DataFrame | pd.Series,
     template: str | None,
     continuations: Sequence[str] | Column,
@@ -66,7 +66,7 @@ async def ascore(
     per: Literal["text", "token"] = "text",
     **options: Any,
 ) -> pd.DataFrame:
-    """`score`, awaited."""
+    """`score_frame`, awaited."""
     return await _Scoring(data, template, continuations, per, options).arun()
 
 

@@ -17,13 +17,13 @@ from .generate import Call
 from .native import native_of
 from .rows import template_name
 
-__all__ = ["aclassify", "aextract", "classify", "extract"]
+__all__ = ["aclassify_frame", "aextract_frame", "classify_frame", "extract_frame"]
 
 
 # -- one of several labels ---------------------------------------------------------------------------------------
 
 
-def classify(
+def classify_frame(
     data: pd.DataFrame | pd.Series, labels: Sequence[str], template: str | None = None, **options: Any
 ) -> pd.DataFrame:
     """Choose one of `labels` for every row: the column "label", a category of all of them.
@@ -38,10 +38,10 @@ def classify(
     return _classifying(data, labels, template, options).run()
 
 
-async def aclassify(
+async def aclassify_frame(
     data: pd.DataFrame | pd.Series, labels: Sequence[str], template: str | None = None, **options: Any
 ) -> pd.DataFrame:
-    """`classify`, awaited."""
+    """`classify_frame`, awaited."""
     return await _classifying(data, labels, template, options).arun()
 
 
@@ -66,7 +66,7 @@ def _classifying(data: Any, labels: Sequence[str], template: str | None, options
 # -- fields ------------------------------------------------------------------------------------------------------
 
 
-def extract(
+def extract_frame(
     data: pd.DataFrame | pd.Series, schema: Any, template: str | None = None, **options: Any
 ) -> pd.DataFrame:
     """Read the fields of `schema` out of every row, as typed columns.
@@ -81,10 +81,10 @@ def extract(
     return _extracting(data, schema, template, options).run()
 
 
-async def aextract(
+async def aextract_frame(
     data: pd.DataFrame | pd.Series, schema: Any, template: str | None = None, **options: Any
 ) -> pd.DataFrame:
-    """`extract`, awaited."""
+    """`extract_frame`, awaited."""
     return await _extracting(data, schema, template, options).arun()
 
 

@@ -5,8 +5,6 @@ import pytest
 
 import mlx_nb
 from mlx_nb import GenerationInterrupted, RequestError
-from mlx_nb.frames.scoring import score
-from mlx_nb.frames.tools import classify
 
 from .conftest import Adopt, question_of, repeat
 
@@ -100,8 +98,8 @@ def test_tools_give_polars_frames_too(adopt: Adopt) -> None:
     adopt(lambda request: b"yes", structured=True)
     frame = pl.DataFrame({"q": ["a", None]})
 
-    labels = classify(frame, ["yes", "no"], "{{ q }}", progress=False)
-    scores = score(frame, "{{ q }}", ["yes", "non"], progress=False)
+    labels = mlx_nb.classify_frame(frame, ["yes", "no"], "{{ q }}", progress=False)
+    scores = mlx_nb.score_frame(frame, "{{ q }}", ["yes", "non"], progress=False)
 
     assert labels["label"].to_list() == ["yes", None]
     assert labels.schema["label"] == pl.Enum(["yes", "no"])
@@ -113,7 +111,7 @@ def test_a_polars_series_has_a_template_too(adopt: Adopt) -> None:
     adopt(lambda request: asked.append(question_of(request)) or b"yes", structured=True)
 
     for series in (pl.Series("q", ["fine"]), pl.Series(["fine"])):
-        classify(series, ["yes", "no"], progress=False)
+        mlx_nb.classify_frame(series, ["yes", "no"], progress=False)
 
     assert asked == ["Which of these describes the text best: yes, no?\n\nText: fine"] * 2
 
