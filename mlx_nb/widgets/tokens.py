@@ -76,7 +76,8 @@ class TokensView(_TokenWidget):
             raise ValueError(
                 "this answer has no log-probabilities: ask with logprobs=5, or --logprobs 5 in a cell"
             )
-        return super().__new__(cls)
+        made: TokensView = super().__new__(cls)
+        return made
 
     def __init__(self, answer: Answered, *, title: str = "") -> None:
         self._given: Sequence[TokenLogprob] = answer.logprobs or ()
