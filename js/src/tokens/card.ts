@@ -7,7 +7,7 @@ import { share, visible } from "./words";
 const GAP = 8;
 /** Rows that show at once; more scroll. */
 const ROWS = 10;
-const HINT = "Point at a token, or reach it with the arrow keys.";
+const HINT = "Point at a token, or use the arrow keys";
 
 export class Card {
   readonly element = h("div", { class: "card", popover: "manual", role: "group", "aria-label": "Alternatives" });
