@@ -62,7 +62,8 @@ def test_hover_keys_and_pin(lab: "Lab") -> None:
         view.wait_for()
         page.wait_for_selector(f"{VIEW}[data-state='finished']")
         head, text = view.locator(".card header"), view.locator(".text")
-        assert "alert(1)" in text.inner_text()
+        said = text.inner_text()
+        assert "alert(1)" in said
         assert view.locator("img").count() == 0
         view.locator("b", has_text="breathing").hover()
         assert "·breathing" in head.inner_text()
@@ -92,7 +93,7 @@ def test_hover_keys_and_pin(lab: "Lab") -> None:
         notebook.run(2)
         notebook.cell(2).locator(".text").scroll_into_view_if_needed()
         notebook.cell(2).locator(f"{VIEW} [data-i='66']").wait_for()
-        assert notebook.cell(2).locator(".text").inner_text() == text.inner_text()
+        assert notebook.cell(2).locator(".text").inner_text() == said
 
 
 @pytest.mark.parametrize("theme", ["Light", "Dark"])
