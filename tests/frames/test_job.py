@@ -432,8 +432,8 @@ def test_a_job_that_is_paused_when_nothing_is_left_ends(adopt: Adopt) -> None:
 
 
 def test_the_batch_stays_full(adopt: Adopt) -> None:
-    core = adopt(lambda request: b"x" * 10, batch=4)
-    run_job(core, map(str, range(400)))
+    core = adopt(lambda request: b"x" * 10, batch=4, step_s=0.003)
+    run_job(core, map(str, range(120)))
 
     steps = core.get_stats()["steps_executed"]
-    assert steps <= 1.15 * 400 * 12 / 4  # a prefill step, ten tokens and the end of each row
+    assert steps <= 1.15 * 120 * 12 / 4  # a prefill step, ten tokens and the end of each row
