@@ -1,9 +1,9 @@
 // What the widgets and the browser say to each other. Mirrors mlx_nb/widgets/protocol.py name by name;
 // test/fixtures/protocol.json is checked by both sides.
 
-export type MonitorState = "loading" | "running" | "idle" | "stopped" | "error";
+export type MonitorState = "loading" | "running" | "idle" | "paused" | "unloaded" | "stopped" | "error";
 export type RequestPhase = "waiting" | "prefill" | "decode";
-export type Command = "abort_all" | "clear_cache" | "stop";
+export type Command = "pause" | "resume" | "abort_all" | "clear_cache" | "stop" | "restart";
 export type BatchState = "running" | "paused" | "stopped" | "finished" | "error";
 export type RowOutcome = "done" | "cut" | "failed" | "skipped";
 export type JobAction = "pause" | "resume" | "stop";
@@ -20,6 +20,7 @@ export interface EngineBand {
   backend: string;
   failure: string | null;
   command: string;
+  can_restart: boolean;
   notice: string | null;
 }
 

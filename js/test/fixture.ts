@@ -3,7 +3,7 @@ import monitor from "../src/monitor";
 import raw from "./fixtures/protocol.json";
 import type { Model } from "../src/model";
 import type { Widget } from "../src/mount";
-import type { Message, MonitorTraits } from "../src/protocol";
+import type { Command, Message, MonitorTraits } from "../src/protocol";
 
 /** The protocol as JSON knows it: without literal types. */
 type Json<T> = T extends string
@@ -20,7 +20,7 @@ raw.messages satisfies Json<Record<string, Message>>;
 
 export const fixture = raw as unknown as {
   traits: MonitorTraits;
-  messages: Record<"view" | "abort" | "abort_all" | "clear_cache" | "stop", Message>;
+  messages: Record<"view" | "abort" | Command, Message>;
 };
 
 export class FakeModel<Traits extends object = MonitorTraits> implements Model<Traits> {

@@ -84,6 +84,8 @@ describe("rendering", () => {
   });
 
   test("more slots than can be counted are one bar", () => {
+    model.set({ load: { ...fixture.traits.load, slots: 32, running: 16 } });
+    expect(el.querySelectorAll(".slots i")).toHaveLength(32);
     model.set({ load: { ...fixture.traits.load, slots: 64, running: 16 } });
     expect(el.querySelectorAll(".slots i")).toHaveLength(1);
     expect(one(".slots i").style.getPropertyValue("--share")).toBe("0.25");
@@ -99,6 +101,8 @@ describe("states", () => {
   test.each([
     ["idle", "Idle", "No requests. The engine is ready."],
     ["loading", "Loading", "Loading the model …"],
+    ["paused", "Paused", "No requests. New ones wait until you resume."],
+    ["unloaded", "Unloaded", "The model is not in memory. The next request loads it."],
   ] as const)("%s", (state, word, message) => {
     inState(state);
     expect(text(".state")).toBe(word);
@@ -111,7 +115,7 @@ describe("states", () => {
     expect(text(".ended strong")).toBe("The engine is stopped");
     expect(text(".ended code")).toBe("%mlx_engine start Qwen3-8B-Instruct");
     expect(text('[data-rate="decode"] .value')).toBe("–");
-    for (const name of ["abort-all", "stop", "clear"]) expect(button(`[data-do="${name}"]`).disabled).toBe(true);
+    for (const name of ["pause", "abort-all", "stop", "clear"]) expect(button(`[data-do="${name}"]`).disabled).toBe(true);
   });
 
   test("error shows the reason", () => {
@@ -131,8 +135,34 @@ describe("states", () => {
     expect(text(".about")).toBe("4-bit · MLX 0.32, Metal");
   });
 
-  test("no button without a use", () => {
-    expect([...el.querySelectorAll(".head button")].map((b) => b.textContent)).toEqual(["Abort all", "Stop engine"]);
+  test.each([["paused", "Resume"], ["idle", "Pause"], ["unloaded", "Pause"]] as const)("%s offers %s", (state, label) => {
+    inState(state);
+    expect([...el.querySelectorAll(".head button")].map((b) => b.textContent)).toEqual([label, "Abort all", "Stop engine"]);
+    expect(button('[data-do="pause"]').disabled).toBe(false);
+  });
+
+  test("a paused engine still shows what runs, and lets it be aborted", () => {
+    engine({ state: "paused" });
+    expect(text(".state")).toBe("Paused");
+    expect(text('[data-rate="decode"] .value')).toBe("214.6");
+    expect(button('[data-do="abort-all"]').disabled).toBe(false);
+  });
+
+  test("an engine that can't be restarted offers no button for it", () => {
+    engine({ state: "stopped", can_restart: true });
+    expect(button('[data-do="restart"]').hidden).toBe(false);
+    engine({ state: "stopped", can_restart: false });
+    expect(button('[data-do="restart"]').hidden).toBe(true);
+  });
+
+  test("a pressed restart is disabled, and back when the engine doesn't come up", () => {
+    vi.useFakeTimers();
+    engine({ state: "error", can_restart: true });
+    const restart = button('[data-do="restart"]');
+    restart.click();
+    expect(restart.disabled).toBe(true);
+    vi.advanceTimersByTime(3000);
+    expect(restart.disabled).toBe(false);
   });
 });
 
@@ -184,6 +214,7 @@ describe("escaping", () => {
         backend: evil,
         failure: evil,
         command: evil,
+        can_restart: true,
         notice: evil,
       },
       rows: fixture.traits.rows.map((row) => ({ id: row.id + evil, prompt: evil })),

@@ -26,6 +26,15 @@ test("abort of one request", () => {
   expect(commands()).toEqual([fixture.messages.abort]);
 });
 
+test("pause, resume and restart act on the first press", () => {
+  button('[data-do="pause"]').click();
+  model.set({ engine: { ...fixture.traits.engine, state: "paused" } });
+  button('[data-do="pause"]').click();
+  model.set({ engine: { ...fixture.traits.engine, state: "stopped", can_restart: true }, rows: [], progress: [] });
+  button('[data-do="restart"]').click();
+  expect(commands()).toEqual([fixture.messages.pause, fixture.messages.resume, fixture.messages.restart]);
+});
+
 test("clear cache", () => {
   button('[data-do="clear"]').click();
   expect(commands()).toEqual([fixture.messages.clear_cache]);

@@ -93,8 +93,7 @@ class EngineCommands:
         engine = self._session.find(_at_most_one(words, "restart"))
         if engine.core.state == "closed":
             self._session.get(engine.name)  # raises, saying what to do
-        engine.core.stop_soon()
-        engine.core.launch()
+        engine.core.restart_soon()
         self._session.use(engine.name)
         # It stays in the session even if it doesn't load, so that it can be restarted once more.
         return Loading(self._shell, engine, lambda: _let_go(engine))
@@ -112,6 +111,16 @@ class EngineCommands:
             _say(f"{engine.name!r} ({engine.model}) is stopped")
 
         return Work(f"stopping {engine.name!r}", engine.core.stop_now, stopped)
+
+    def _pause(self, words: list[str]) -> None:
+        engine = self._session.get(_at_most_one(words, "pause"))
+        engine.core.pause()
+        _say(f"{engine.name!r} starts no more requests: %mlx_engine resume {engine.name} undoes it")
+
+    def _resume(self, words: list[str]) -> None:
+        engine = self._session.get(_at_most_one(words, "resume"))
+        engine.core.resume()
+        _say(f"{engine.name!r} takes requests")
 
     def _use(self, words: list[str]) -> None:
         name = _at_most_one(words, "use")
@@ -133,8 +142,12 @@ class EngineCommands:
         name = _at_most_one(words, "status")
         if name is None and self._session.current is None:
             _say(START_HINT)
+            return
+        engine = self._session.find(name)
+        if in_kernel(self._shell) and engine.core.is_running():
+            self._show_monitor(engine)
         else:
-            _say(_describe(self._session.find(name)))
+            _say(_describe(engine))
 
     def _list(self, words: list[str]) -> None:
         if words:
@@ -159,9 +172,12 @@ class EngineCommands:
         engine = self._session.find(_at_most_one(words, "monitor"))
         if not in_kernel(self._shell):
             raise UsageError("the monitor needs a notebook; %mlx_engine status works here")
+        self._show_monitor(engine)
+
+    def _show_monitor(self, engine: NamedEngine) -> None:
         from ..widgets import MonitorWidget
 
-        monitor = MonitorWidget(engine.core)
+        monitor = MonitorWidget(engine.core, name=engine.name)
         self._monitors.add(monitor)
         place(monitor)
 
@@ -302,7 +318,8 @@ def _none(words: list[str], command: str) -> None:
 
 def _describe(engine: NamedEngine) -> str:
     core = engine.core
-    parts = [engine.name, core.model_name or engine.model, core.state]
+    stats = core.get_stats()
+    parts = [engine.name, core.model_name or engine.model, _state(core.state, stats)]
     if core.state == "loading" and core.progress is not None:
         parts.append(core.progress.message)
     if core.state == "failed":
@@ -310,11 +327,18 @@ def _describe(engine: NamedEngine) -> str:
     if core.state in ("failed", "stopped"):
         parts.append(f"%mlx_engine restart {engine.name}")
     if core.state == "running":
-        stats = core.get_stats()
         parts.append(f"{stats['num_running']} running, {stats['num_waiting']} waiting")
         parts.append(f"{stats['generation_tps']:.1f} tokens/s")
         parts.append(f"{stats['memory']['active'] / 1e6:,.0f} MB")
     return " · ".join(parts)
+
+
+def _state(state: str, stats: dict[str, Any]) -> str:
+    if state != "running":
+        return state
+    words = ["paused"] if stats["paused"] else []
+    words += [] if stats["loaded"] or stats["active_requests"] else ["unloaded"]
+    return ", ".join(words) or state
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
-MonitorState = Literal["loading", "running", "idle", "stopped", "error"]
+MonitorState = Literal["loading", "running", "idle", "paused", "unloaded", "stopped", "error"]
 RequestPhase = Literal["waiting", "prefill", "decode"]
-Command = Literal["abort_all", "clear_cache", "stop"]
+Command = Literal["pause", "resume", "abort_all", "clear_cache", "stop", "restart"]
 BatchState = Literal["running", "paused", "stopped", "finished", "error"]
 RowOutcome = Literal["done", "cut", "failed", "skipped"]
 JobAction = Literal["pause", "resume", "stop"]
@@ -31,7 +31,7 @@ MAX_ROWS = 100
 
 
 class EngineBand(TypedDict):
-    """Who runs, and what to do when nothing does."""
+    """Who runs, and what to do when nothing does; `command` helps then, and a button if it `can_restart`."""
 
     state: MonitorState
     model: str
@@ -39,6 +39,7 @@ class EngineBand(TypedDict):
     backend: str
     failure: str | None
     command: str
+    can_restart: bool
     notice: str | None
 
 
@@ -380,7 +381,10 @@ Asked = Abort | EngineCommand | JobCommand | AllTokens | ChatSend | ChatCommand 
 
 Message = ViewChange | Asked
 
-_COMMANDS: Mapping[object, Command] = {"abort_all": "abort_all", "clear_cache": "clear_cache", "stop": "stop"}
+_COMMANDS: Mapping[object, Command] = {
+    "pause": "pause", "resume": "resume", "abort_all": "abort_all", "clear_cache": "clear_cache", "stop": "stop",
+    "restart": "restart",
+}  # fmt: skip
 _JOB_ACTIONS: Mapping[object, JobAction] = {"pause": "pause", "resume": "resume", "stop": "stop"}
 _CHAT_ACTIONS: Mapping[object, ChatAction] = {
     "stop": "stop", "regenerate": "regenerate", "dismiss": "dismiss", "reset": "reset", "whole": "whole",

@@ -24,6 +24,7 @@ from .protocol import (
 
 _BYTES_STEP = 1_000_000
 _PROMPT_CHARACTERS = 120
+_STATES: Mapping[str, MonitorState] = {"loading": "loading", "failed": "error"}
 _PHASES: Mapping[str, RequestPhase] = {"waiting": "waiting", "queued": "waiting", "prefill": "prefill"}
 
 
@@ -45,7 +46,8 @@ class Monitored(Protocol):
     `EngineCore` satisfies it.
 
     `get_stats()` holds the names of the engine's statistics and, for the monitor, `max_running` (rows that
-    run at once), in `memory` also `weights`, `kv` and `prefix` (bytes), and in each row of `requests` a
+    run at once), `paused`, `loaded` (whether the model is in memory),
+    in `memory` also `weights`, `kv` and `prefix` (bytes), and in each row of `requests` a
     `prompt_preview`. `generation_tps` and `prompt_tps` are rates of the last moments, 0 when nothing runs.
     A row's `progress` is the fraction of its phase that is done.
     """
@@ -60,7 +62,7 @@ class Monitored(Protocol):
 
     @property
     def state(self) -> str:
-        """One of loading, running, failed; anything else is an engine that is stopped."""
+        """One of loading, running, failed, closed; anything else is an engine that is stopped."""
 
     @property
     def failure(self) -> BaseException | None:
@@ -81,8 +83,17 @@ class Monitored(Protocol):
     def clear_prefix_cache_soon(self) -> None:
         """Ask for the stored prefixes to be dropped, without waiting for it."""
 
+    def pause(self) -> None:
+        """Start no more requests for now."""
+
+    def resume(self) -> None:
+        """Start requests again."""
+
     def stop_soon(self) -> object:
         """Ask the engine to stop, without waiting for it."""
+
+    def restart_soon(self) -> None:
+        """Ask the engine to start again, without waiting for it."""
 
 
 class Reading(TypedDict):
@@ -97,13 +108,13 @@ class Reading(TypedDict):
     hidden_requests: int
 
 
-def read(engine: Monitored, notice: str | None = None) -> Reading:
-    """Read `engine` once."""
+def read(engine: Monitored, name: str | None = None, notice: str | None = None) -> Reading:
+    """Read `engine` once; `name` is what ``%mlx_engine`` calls it."""
     stats = engine.get_stats()
     requests: Sequence[Mapping[str, Any]] = stats.get("requests") or ()
     load = _load(stats)
     return {
-        "engine": _engine(engine, busy=load["running"] + load["waiting"] > 0, notice=notice),
+        "engine": _engine(engine, _state(engine.state, stats, load), name, notice),
         "load": load,
         "memory": _memory(stats.get("memory") or {}),
         "prefix": _prefix(engine.get_cache_stats(), stats.get("memory") or {}),
@@ -118,7 +129,13 @@ def without_engine(reading: Reading, state: MonitorState, failure: str | None = 
     load = reading["load"]
     memory: MemoryBand = dict.fromkeys(reading["memory"])  # type: ignore[assignment]  # the same keys, all None
     return {
-        "engine": {**reading["engine"], "state": state, "failure": failure, "notice": None},
+        "engine": {
+            **reading["engine"],
+            "state": state,
+            "failure": failure,
+            "can_restart": False,
+            "notice": None,
+        },
         "load": {**load, "decode": 0.0, "prefill": 0.0, "running": 0, "waiting": 0},
         "memory": memory,
         "prefix": {**reading["prefix"], "entries": 0, "bytes": None},
@@ -143,6 +160,7 @@ NOTHING_YET: Reading = {
         "backend": "",
         "failure": None,
         "command": "%mlx_engine start MODEL",
+        "can_restart": False,
         "notice": None,
     },
     "load": {"decode": 0.0, "prefill": 0.0, "running": 0, "waiting": 0, "finished": 0, "slots": None},
@@ -154,26 +172,28 @@ NOTHING_YET: Reading = {
 }
 
 
-def _engine(engine: Monitored, *, busy: bool, notice: str | None) -> EngineBand:
-    info = engine.info
-    failure: str | None = None
-    state: MonitorState
-    match engine.state:
-        case "loading":
-            state = "loading"
-        case "running":
-            state = "running" if busy else "idle"
-        case "failed":
-            state, failure = "error", one_line(engine.failure)
-        case _:
-            state = "stopped"
+def _state(state: str, stats: Mapping[str, Any], load: LoadBand) -> MonitorState:
+    if state != "running":
+        return _STATES.get(state, "stopped")
+    if stats.get("paused"):
+        return "paused"
+    if load["running"] + load["waiting"]:
+        return "running"
+    return "idle" if stats.get("loaded") else "unloaded"
+
+
+def _engine(engine: Monitored, state: MonitorState, name: str | None, notice: str | None) -> EngineBand:
+    info, closed = engine.info, engine.state == "closed"
+    model = shlex.quote(engine.model_name) if engine.model_name else "MODEL"
+    again = f"start {model}" if name is None or closed else f"restart {shlex.quote(name)}"
     return {
         "state": state,
         "model": engine.model_name,
         "precision": info.precision,
         "backend": info.backend,
-        "failure": failure,
-        "command": f"%mlx_engine start {shlex.quote(engine.model_name) if engine.model_name else 'MODEL'}",
+        "failure": one_line(engine.failure) if state == "error" else None,
+        "command": f"%mlx_engine {again}",
+        "can_restart": state in ("stopped", "error") and not closed,
         "notice": notice,
     }
 

@@ -14,6 +14,8 @@ _WORDS: dict[MonitorState, str] = {
     "loading": "loading",
     "running": "running",
     "idle": "idle",
+    "paused": "paused",
+    "unloaded": "unloaded (the model is not in memory)",
     "stopped": "stopped",
     "error": "failed",
 }

@@ -39,6 +39,7 @@ class MovingEngine:
         self.reads = 0
         self._live: dict[str, _Request] = {}
         self._finished = 0
+        self.paused, self.loaded = False, True
 
     def submit(self, prompt: str, max_tokens: int = 100_000, request_id: str | None = None) -> str:
         request_id = request_id or f"r{len(self._live) + self._finished}"
@@ -55,6 +56,8 @@ class MovingEngine:
             "generation_tps": TOKENS_PER_SECOND * len(rows),
             "prompt_tps": 0.0,
             "max_running": 8,
+            "paused": self.paused,
+            "loaded": self.loaded,
             "memory": {
                 "active": 700_000_000,
                 "cache": 90_000_000,
@@ -99,6 +102,18 @@ class MovingEngine:
 
     def clear_prefix_cache_soon(self) -> None:
         self._called("clear_prefix_cache_soon")
+
+    def pause(self) -> None:
+        self._called("pause")
+        self.paused = True
+
+    def resume(self) -> None:
+        self._called("resume")
+        self.paused = False
+
+    def restart_soon(self) -> None:
+        self._called("restart_soon")
+        self.state, self.failure, self.paused = "running", None, False
 
     def stop_soon(self) -> None:
         self._called("stop_soon")

@@ -15,9 +15,12 @@ FIXTURE = Path(__file__).parents[2] / "js" / "test" / "fixtures" / "protocol.jso
 PARSED = {
     "view": wire.ViewChange("a1", 1, open=True),
     "abort": wire.Abort("7f3a"),
+    "pause": wire.EngineCommand("pause"),
+    "resume": wire.EngineCommand("resume"),
     "abort_all": wire.EngineCommand("abort_all"),
     "clear_cache": wire.EngineCommand("clear_cache"),
     "stop": wire.EngineCommand("stop"),
+    "restart": wire.EngineCommand("restart"),
 }
 
 

@@ -4,8 +4,10 @@ import { count, integer, rate, UNKNOWN } from "../format";
 import type { HistoryBand, LoadBand } from "../protocol";
 import { Spark } from "../spark";
 
-/** More slots than this are one plain bar: single boxes would be too thin to count. */
-const MAX_BOXES = 16;
+/** More slots than this are one plain bar: single boxes would be too small to count. */
+const MAX_BOXES = 32;
+/** So many boxes stand beside each other; with more there are two lines of them. */
+const BOXES_A_LINE = 16;
 
 class Rate {
   readonly value = h("p", { class: "value" });
@@ -74,6 +76,8 @@ export class Load {
     setAttribute(this.boxes, "aria-label", `${running} of ${slots ?? "an unknown number of"} batch slots used`);
     const boxed = slots !== null && slots <= MAX_BOXES;
     const wanted = boxed ? slots : 1;
+    const lines = wanted > BOXES_A_LINE ? 2 : 1;
+    this.boxes.style.setProperty("--columns", String(Math.ceil(wanted / lines)));
     while (this.boxes.childElementCount > wanted) this.boxes.lastElementChild!.remove();
     while (this.boxes.childElementCount < wanted) this.boxes.append(h("i"));
     [...this.boxes.children].forEach((box, index) => {

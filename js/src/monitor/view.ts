@@ -1,7 +1,7 @@
 // One view of the monitor: five bands of fixed height, painted from the traits that changed.
 import { confirmButton } from "../buttons";
 import { h, setText } from "../dom";
-import type { Message as WireMessage, MonitorState, MonitorTraits } from "../protocol";
+import type { Command, Message as WireMessage, MonitorState, MonitorTraits } from "../protocol";
 import { Load } from "./load";
 import { Memory } from "./memory";
 import { Message } from "./message";
@@ -12,30 +12,39 @@ const STATE_NAMES: Record<MonitorState, string> = {
   loading: "Loading",
   running: "Running",
   idle: "Idle",
+  paused: "Paused",
+  unloaded: "Unloaded",
   stopped: "Stopped",
   error: "Error",
 };
+
+const LIVE: ReadonlySet<MonitorState> = new Set(["running", "idle", "paused", "unloaded"]);
 
 export class MonitorView {
   private readonly state = h("strong", { class: "state", role: "status" });
   private readonly model = h("h3");
   private readonly about = h("p", { class: "about" });
+  private readonly pauseLabel = document.createTextNode("Pause");
+  private readonly pause = h("button", { type: "button", "data-do": "pause", "data-alt": "Resume" }, this.pauseLabel);
   private readonly abortAll;
   private readonly stop;
   private readonly load = new Load();
   private readonly memory = new Memory();
   private readonly prefix;
   private readonly requests;
-  private readonly message = new Message();
+  private readonly message;
   private painted: Partial<MonitorTraits> = {};
   readonly element: HTMLElement;
 
   constructor(send: (message: WireMessage) => void) {
-    this.abortAll = confirmButton("Abort all", "Confirm abort", () => send({ kind: "command", command: "abort_all" }));
-    this.stop = confirmButton("Stop engine", "Confirm stop", () => send({ kind: "command", command: "stop" }));
+    const ask = (command: Command) => send({ kind: "command", command });
+    this.pause.addEventListener("click", () => ask(this.painted.engine?.state === "paused" ? "resume" : "pause"));
+    this.abortAll = confirmButton("Abort all", "Confirm abort", () => ask("abort_all"));
+    this.stop = confirmButton("Stop engine", "Confirm stop", () => ask("stop"));
     this.abortAll.element.dataset.do = "abort-all";
     this.stop.element.dataset.do = "stop";
-    this.prefix = new Prefix(() => send({ kind: "command", command: "clear_cache" }));
+    this.prefix = new Prefix(() => ask("clear_cache"));
+    this.message = new Message(() => ask("restart"));
     this.requests = new Requests((id) => send({ kind: "abort", request_id: id }));
     this.element = h(
       "section",
@@ -47,7 +56,7 @@ export class MonitorView {
         this.state,
         this.model,
         this.about,
-        h("div", { class: "actions" }, this.abortAll.element, this.stop.element),
+        h("div", { class: "actions" }, this.pause, this.abortAll.element, this.stop.element),
       ),
       this.load.element,
       this.memory.element,
@@ -60,7 +69,7 @@ export class MonitorView {
   update(traits: MonitorTraits): void {
     const before = this.painted;
     const { engine, load, history, memory, prefix, rows, progress, hidden_requests } = traits;
-    const live = engine.state === "running" || engine.state === "idle";
+    const live = LIVE.has(engine.state);
     const stateChanged = before.engine !== engine;
 
     if (stateChanged) this.paintHead(traits);
@@ -83,6 +92,7 @@ export class MonitorView {
     this.abortAll.dispose();
     this.stop.dispose();
     this.requests.dispose();
+    this.message.dispose();
     this.element.remove();
   }
 
@@ -94,6 +104,10 @@ export class MonitorView {
     setText(this.about, engine.notice ?? [engine.precision, engine.backend].filter(Boolean).join(" · "));
     this.about.title = this.about.textContent ?? "";
     this.about.toggleAttribute("data-notice", engine.notice !== null);
+    const paused = engine.state === "paused";
+    setText(this.pauseLabel, paused ? "Resume" : "Pause");
+    this.pause.dataset.alt = paused ? "Pause" : "Resume";
+    this.pause.disabled = !LIVE.has(engine.state);
     this.stop.enable(engine.state !== "stopped" && engine.state !== "error");
     this.message.update(engine);
   }
