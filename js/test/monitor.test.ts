@@ -299,3 +299,38 @@ describe("views", () => {
     expect(views()).toHaveLength(2);
   });
 });
+
+describe("reading a sparkline", () => {
+  const spark = () => one<SVGElement>('[data-rate="decode"] .spark');
+  const press = (key: string) => spark().dispatchEvent(new KeyboardEvent("keydown", { key }));
+  const shown = () => [text('[data-rate="decode"] .value'), text('[data-rate="decode"] figcaption span:last-child')];
+
+  beforeEach(() => {
+    model.set({ history: { decode: [null, 180, 200.5, 214.6], prefill: [], decode_peak: 220, prefill_peak: 0 } });
+  });
+
+  test("by arrow keys: the value and how long ago it was", () => {
+    spark().dispatchEvent(new Event("focus"));
+    expect(shown()).toEqual(["214.6", "now"]);
+    press("ArrowLeft");
+    expect(shown()).toEqual(["200.5", "1 s ago"]);
+    expect(spark().getAttribute("aria-valuetext")).toBe("200.5 tokens per second, 1 seconds ago");
+    press("Home");
+    expect(shown()).toEqual(["–", "119 s ago"]);
+    press("End");
+    expect(shown()).toEqual(["214.6", "now"]);
+    spark().dispatchEvent(new Event("blur"));
+    expect(shown()).toEqual(["214.6", "tok/s"]);
+  });
+
+  test("by mouse, and the place stays while samples move on", () => {
+    vi.spyOn(spark(), "getBoundingClientRect").mockReturnValue({ left: 100, width: 119 } as DOMRect);
+    spark().dispatchEvent(new PointerEvent("pointermove", { clientX: 100 + 117 }));
+    expect(shown()).toEqual(["180.0", "2 s ago"]);
+    model.set({ history: { decode: [180, 200.5, 214.6, 190], prefill: [], decode_peak: 220, prefill_peak: 0 } });
+    expect(shown()).toEqual(["200.5", "2 s ago"]);
+    expect(one('[data-rate="decode"] .dot').getAttribute("d")).toMatch(/^M117 /);
+    spark().dispatchEvent(new PointerEvent("pointerleave"));
+    expect(shown()).toEqual(["214.6", "tok/s"]);
+  });
+});

@@ -1,28 +1,57 @@
 // Rates with their sparklines, the three counts, and how full the batch is.
 import { h, setAttribute, setText } from "../dom";
 import { count, integer, rate, UNKNOWN } from "../format";
+import { Pointer, type Point } from "../pointer";
 import type { HistoryBand, LoadBand } from "../protocol";
 import { Spark } from "../spark";
 
+const UNIT = "tok/s";
 /** More slots than this are one plain bar: single boxes would be too small to count. */
 const MAX_BOXES = 32;
 /** So many boxes stand beside each other; with more there are two lines of them. */
 const BOXES_A_LINE = 16;
 
+/** A figure and its past. While a moment of the past is pointed at, the figure is that moment's. */
 class Rate {
-  readonly value = h("p", { class: "value" });
-  readonly spark: Spark;
+  private readonly value = h("p", { class: "value" });
+  private readonly unit = h("span", {}, UNIT);
+  private readonly spark: Spark;
+  private now = UNKNOWN;
+  private point: Point | null = null;
   readonly element: HTMLElement;
 
   constructor(name: string) {
     this.spark = new Spark(`${name} rate, last 2 minutes`);
+    new Pointer(
+      this.spark,
+      ({ sample, ago }) => `${rate(sample)} tokens per second, ${ago ? `${ago} seconds ago` : "now"}`,
+      (point) => {
+        this.point = point;
+        this.paint();
+      },
+    );
     this.element = h(
       "figure",
       { class: "rate", "data-rate": name.toLowerCase() },
-      h("figcaption", {}, h("span", {}, name), h("span", {}, "tok/s")),
+      h("figcaption", {}, h("span", {}, name), this.unit),
       this.value,
       this.spark.element,
     );
+  }
+
+  update(now: string): void {
+    this.now = now;
+    this.paint();
+  }
+
+  updateHistory(samples: HistoryBand["decode"], peak: number): void {
+    this.spark.update(samples, peak);
+  }
+
+  private paint(): void {
+    setText(this.value, this.point ? rate(this.point.sample) : this.now);
+    setText(this.unit, !this.point ? UNIT : this.point.ago ? `${this.point.ago} s ago` : "now");
+    this.element?.toggleAttribute("data-past", this.point !== null);
   }
 }
 
@@ -58,8 +87,8 @@ export class Load {
   );
 
   update(load: LoadBand, live: boolean): void {
-    setText(this.decode.value, live ? rate(load.decode) : UNKNOWN);
-    setText(this.prefill.value, live ? rate(load.prefill) : UNKNOWN);
+    this.decode.update(live ? rate(load.decode) : UNKNOWN);
+    this.prefill.update(live ? rate(load.prefill) : UNKNOWN);
     this.running.update(load.running);
     this.waiting.update(load.waiting);
     this.finished.update(load.finished);
@@ -67,8 +96,8 @@ export class Load {
   }
 
   updateHistory(history: HistoryBand): void {
-    this.decode.spark.update(history.decode, history.decode_peak);
-    this.prefill.spark.update(history.prefill, history.prefill_peak);
+    this.decode.updateHistory(history.decode, history.decode_peak);
+    this.prefill.updateHistory(history.prefill, history.prefill_peak);
   }
 
   private updateSlots(running: number, slots: number | null): void {
