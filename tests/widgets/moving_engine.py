@@ -40,6 +40,7 @@ class MovingEngine:
         self._live: dict[str, _Request] = {}
         self._finished = 0
         self.paused, self.loaded = False, True
+        self.slots, self.kv = 8, 110_000_000
 
     def submit(self, prompt: str, max_tokens: int = 100_000, request_id: str | None = None) -> str:
         request_id = request_id or f"r{len(self._live) + self._finished}"
@@ -55,7 +56,7 @@ class MovingEngine:
             "num_requests_processed": self._finished,
             "generation_tps": TOKENS_PER_SECOND * len(rows),
             "prompt_tps": 0.0,
-            "max_running": 8,
+            "max_running": self.slots,
             "paused": self.paused,
             "loaded": self.loaded,
             "memory": {
@@ -64,7 +65,7 @@ class MovingEngine:
                 "peak": 900_000_000,
                 "limit": 4_000_000_000,
                 "weights": 540_000_000,
-                "kv": 110_000_000 if rows else 0,
+                "kv": self.kv if rows else 0,
                 "prefix": 50_000_000,
             },
             "requests": [
