@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 from moving_engine import MovingEngine
 
+from mlx_nb import EngineConfig, EngineCore
+from mlx_nb.backends.fake import fake_backend
 from mlx_nb.widgets import MonitorWidget
 from mlx_nb.widgets.feed import Feed
+from mlx_nb.widgets.outputs import publish_with
 from mlx_nb.widgets.protocol import ViewChange
 
 VIEW = {"kind": "view", "view": "v1", "order": 1, "open": True}
@@ -155,6 +158,9 @@ def test_time_nobody_looked_is_unknown_in_the_history(
     ("message", "call"),
     [
         ({"kind": "abort", "request_id": "r0"}, ("abort", "r0")),
+        ({"kind": "command", "command": "pause"}, ("pause",)),
+        ({"kind": "command", "command": "resume"}, ("resume",)),
+        ({"kind": "command", "command": "restart"}, ("restart_soon",)),
         ({"kind": "command", "command": "abort_all"}, ("abort_all",)),
         ({"kind": "command", "command": "clear_cache"}, ("clear_prefix_cache_soon",)),
         ({"kind": "command", "command": "stop"}, ("stop_soon",)),
@@ -209,6 +215,58 @@ def test_a_stopped_engine_shows_how_to_start_it(
     browser.send({"kind": "command", "command": "stop"})
     assert eventually(lambda: widget.engine["state"] == "stopped")
     assert widget.engine["command"] == "%mlx_engine start moving"
+
+
+def test_the_command_names_the_engine_as_the_magic_does(engine: MovingEngine) -> None:
+    engine.state = "stopped"
+    widget = MonitorWidget(engine, name="my engine")
+    assert widget.engine["command"] == "%mlx_engine restart 'my engine'"
+    assert widget.engine["can_restart"]
+    widget.close()
+
+
+def test_a_closed_engine_can_only_be_made_anew(engine: MovingEngine) -> None:
+    engine.state = "closed"
+    widget = MonitorWidget(engine, name="default")
+    assert (widget.engine["state"], widget.engine["can_restart"]) == ("stopped", False)
+    assert widget.engine["command"] == "%mlx_engine start moving"
+    widget.close()
+
+
+def test_what_a_button_did_shows_at_once(
+    engine: MovingEngine, widget: MonitorWidget, browser: Browser
+) -> None:
+    browser.look()
+    for command, state in (("pause", "paused"), ("resume", "idle"), ("stop", "stopped"), ("restart", "idle")):
+        start = time.monotonic()
+        browser.send({"kind": "command", "command": command})
+        assert eventually(lambda state=state: widget.engine["state"] == state)  # type: ignore[misc]
+        assert time.monotonic() - start < 0.3
+
+
+def test_a_model_that_left_memory_is_unloaded_until_a_request_comes(engine: MovingEngine) -> None:
+    engine.loaded = False
+    widget = MonitorWidget(engine)
+    assert widget.engine["state"] == "unloaded"
+    assert "unloaded (the model is not in memory)" in widget._as_text()
+    engine.submit("hello")
+    widget._publish()
+    assert widget.engine["state"] == "running"
+    widget.close()
+
+
+def test_a_real_engine_is_paused_stopped_and_restarted() -> None:
+    core = EngineCore(None, None, EngineConfig(model_name="fake"), backend=fake_backend())
+    widget = MonitorWidget(core, name="default")
+    browser_end = [
+        ("restart", "idle"), ("pause", "paused"), ("resume", "idle"), ("stop", "stopped"), ("restart", "idle"),
+    ]  # fmt: skip
+    for command, state in browser_end:
+        widget._handle_custom_msg({"kind": "command", "command": command}, [])
+        widget._handle_custom_msg(VIEW, [])
+        assert eventually(lambda state=state: widget.engine["state"] == state), command  # type: ignore[misc]
+    widget.close()
+    core.close()
 
 
 def test_a_failed_engine_shows_its_reason(engine: MovingEngine) -> None:
@@ -305,6 +363,23 @@ def test_html_fallback_is_a_snapshot_without_script(engine: MovingEngine) -> Non
     assert "790 MB of 4.0 GB" in html
     assert "application/vnd.jupyter.widget-view+json" in data
     widget.close()
+
+
+def test_an_export_to_html_has_the_snapshot(engine: MovingEngine, widget: MonitorWidget) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    exporter = pytest.importorskip("nbconvert").HTMLExporter()
+    engine.submit("hello")
+    shown: list[dict[str, Any]] = []
+    publish_with(lambda data, metadata, **_: shown.append(dict(data)))
+    try:
+        assert widget.show()
+    finally:
+        publish_with(None)
+    outputs = [nbformat.v4.new_output("display_data", data) for data in shown]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("monitor", outputs=outputs)])
+    page, _ = exporter.from_notebook_node(notebook)
+    assert "1 running, 0 waiting, 0 finished" in page
+    assert "790 MB of 4.0 GB" in page
 
 
 def test_a_process_with_an_open_monitor_exits_cleanly() -> None:

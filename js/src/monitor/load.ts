@@ -106,6 +106,7 @@ export class Load {
     const boxed = slots !== null && slots <= MAX_BOXES;
     const wanted = boxed ? slots : 1;
     const lines = wanted > BOXES_A_LINE ? 2 : 1;
+    this.boxes.toggleAttribute("data-lines", lines > 1);
     this.boxes.style.setProperty("--columns", String(Math.ceil(wanted / lines)));
     while (this.boxes.childElementCount > wanted) this.boxes.lastElementChild!.remove();
     while (this.boxes.childElementCount < wanted) this.boxes.append(h("i"));
