@@ -131,6 +131,19 @@ def test_unloading_ends_answers_in_the_background(bare: KernelSession) -> None:
     assert bare.run("handle.result(5)").error[0] == "EngineStopped"
 
 
+def test_status_is_a_monitor_while_the_engine_runs(bare: KernelSession) -> None:
+    bare.run("%reload_ext mlx_nb\n" + ENGINE)
+    for line in ("%mlx_engine status", "%mlx_engine status default", "%mlx_engine"):
+        shown = bare.run(line)
+        lines = [each["text/plain"] for each in shown.displays if each.get("text/plain")]
+        assert [line.startswith("Engine monitor: ") and "\n" not in line for line in lines] == [True]
+        assert "application/vnd.jupyter.widget-view+json" in shown.displays[-1]
+    bare.run("engine.stop_now()")
+    stopped = bare.run("%mlx_engine status")
+    assert stopped.displays == []
+    assert stopped.stdout.endswith(" · stopped · %mlx_engine restart default\n")
+
+
 def test_unloading_leaves_nothing_behind(bare: KernelSession) -> None:
     shown = bare.run("%reload_ext mlx_nb\n" + ENGINE + "\n%mlx_engine monitor")
     assert "application/vnd.jupyter.widget-view+json" in shown.displays[-1]

@@ -55,6 +55,21 @@ def test_an_engine_is_started_described_and_stopped(run: Run, models: dict[str, 
     assert run("%mlx_engine stop").err.startswith("UsageError: no engine is running")
 
 
+def test_admission_is_paused_and_resumed(run: Run, adopt: Adopt) -> None:
+    core = adopt()
+    adopt("other")
+    assert run("%mlx_engine pause default").out == (
+        "'default' starts no more requests: %mlx_engine resume default undoes it\n"
+    )
+    assert core.paused
+    assert " · paused · 0 running, 0 waiting" in run("%mlx_engine status default").out
+    core.submit("abc", request_id="r1")
+    assert " · paused · 0 running, 1 waiting" in run("%mlx_engine status default").out
+    assert run("%mlx_engine resume default").out == "'default' takes requests\n"
+    assert " · running · " in run("%mlx_engine status default").out
+    assert run("%mlx_engine pause nowhere").err.startswith("UsageError: there is no engine 'nowhere'")
+
+
 OPTIONS_OF_START = {
     "--max-num-seqs 3": {"max_num_seqs": 3},
     "--max-num-batched-tokens 99": {"max_num_batched_tokens": 99},
@@ -310,6 +325,7 @@ def test_cache_figures_of_an_idle_engine_are_one_line(run: Run) -> None:
 
     message = "the model is not in memory, and nothing is stored: ask something first"
     assert run("%mlx_engine cache stats").err == f"UsageError: {message}\n"
+    assert " · unloaded · 0 running, 0 waiting" in run("%mlx_engine status").out
 
 
 def test_a_missing_prefix_cache_is_named(run: Run, models: dict[str, Any]) -> None:
