@@ -52,7 +52,9 @@ COMMANDS = {
     "pause": Options("%mlx_engine pause [NAME]             start no more requests; those that run go on"),
     "resume": Options("%mlx_engine resume [NAME]            start them again"),
     "list": Options("%mlx_engine list                     all engines; * marks the current one"),
-    "status": Options("%mlx_engine status [NAME]            how the engine is doing, as a live view in a notebook"),
+    "status": Options(
+        "%mlx_engine status [NAME]            how the engine is doing; a live view in a notebook"
+    ),
     "stats": Options("%mlx_engine stats [NAME] [-o VAR]    statistics, as a dict", _OUT),
     "requests": Options("%mlx_engine requests [NAME] [-o VAR] live requests, as a DataFrame", _OUT),
     "abort": Options(
