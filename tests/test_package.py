@@ -104,12 +104,16 @@ def foreign_imports() -> set[str]:
     return {name.partition(".")[0] for name in plain | from_} - sys.stdlib_module_names - {"mlx_nb"}
 
 
+DISTRIBUTIONS = {"PIL": "pillow", "cv2": "opencv-python"}
+"""Of modules that go by another name."""
+
+
 def test_what_is_imported_is_required_and_what_is_required_is_imported() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     required = {normal(requirement) for requirement in project["dependencies"]}
     extras = project["optional-dependencies"]
-    optional = {normal(requirement) for name in ("lab", "polars") for requirement in extras[name]}
-    imported = {normal(name) for name in foreign_imports()}
+    optional = {normal(requirement) for name in ("lab", "polars", "video") for requirement in extras[name]}
+    imported = {normal(DISTRIBUTIONS.get(name, name)) for name in foreign_imports()}
 
     assert imported - required - optional == set()
     assert required - imported == NOT_IMPORTED
