@@ -185,7 +185,14 @@ class SingleStream:
     speculation : Speculation, optional
     sparse_draft_model : str, optional
         The model that chooses what a `SparsePrefill` keeps: Hub id, folder, alias.
+    sparse_prefill : SparsePrefill, optional
+        For the requests that say nothing of their own.
     """
 
     speculation: Speculation | None = None
     sparse_draft_model: str | None = None
+    sparse_prefill: SparsePrefill | None = None
+
+    def __post_init__(self) -> None:
+        if self.sparse_prefill is not None and self.sparse_draft_model is None:
+            raise ValueError("SpecPrefill needs a draft model, a smaller one of the same vocabulary")

@@ -112,6 +112,7 @@ class Pretrained:
             info,
             draft=draft,
             draft_tokens=(speculation and speculation.tokens) or DRAFT_TOKENS,
+            sparse_prefill=self._single.sparse_prefill,
             scorer=None if scorer is None else self._helper(scorer, loaded, on_progress),
         )
 

@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from ..config import EngineConfig
+from ..config import EngineConfig, SparsePrefill
 from ..errors import ModelLoadError
 from ..request import Request
 from ..sampling import SamplingParams
@@ -88,6 +88,7 @@ class _Stream:
     cached: int
     boundaries: list[int]
     scoring: Scoring | None = None
+    share: SparsePrefill | None = None
     runs: list[Run] | None = None
     ahead: tuple[mx.array, mx.array] | None = None
     prefilled: int = field(init=False)
@@ -111,6 +112,8 @@ class SingleBackend(Resident):
         Tokens guessed a step.
     scorer : optional
         The draft model of sparse prefill, as mlx-lm loads it.
+    sparse_prefill : SparsePrefill, optional
+        For requests that say nothing of their own.
     """
 
     max_prefixes = SLOTS
@@ -125,6 +128,7 @@ class SingleBackend(Resident):
         draft: Draft | None = None,
         draft_tokens: int = 4,
         scorer: Any = None,
+        sparse_prefill: SparsePrefill | None = None,
     ) -> None:
         if scorer is not None:
             require_scorer(scorer)
@@ -134,7 +138,7 @@ class SingleBackend(Resident):
         if draft is not None and (objection := trial_objection(self._blank())):
             raise ModelLoadError(f"speculation needs a model that can take tokens back: {objection}")
         self._draft, self._draft_tokens = draft, draft_tokens
-        self._scorer = scorer
+        self._scorer, self._sparse_prefill = scorer, sparse_prefill
         self._sampler = RowSampler()
         self._chunk = ChunkSize(config.scheduler_config.prefill_step_size)
         self._stream: _Stream | None = None
@@ -161,9 +165,9 @@ class SingleBackend(Resident):
         boundaries = sorted(b for b in self._boundaries(request, len(tokens) - 1) if b > covered)
         stream = _Stream(request, tokens, state or self._blank(), covered, covered, boundaries)
         self._stream = stream
-        sparse_prefill = request.sparse_prefill
-        if sparse_prefill is not None and len(tokens) - covered >= sparse_prefill.threshold:
-            stream.scoring = Scoring(self._scorer, tokens)
+        wanted = request.sparse_prefill or self._sparse_prefill
+        if wanted is not None and len(tokens) - covered >= wanted.threshold:
+            stream.scoring, stream.share = Scoring(self._scorer, tokens), wanted
         if self._draft is not None:
             self._draft.begin()
 
@@ -213,13 +217,13 @@ class SingleBackend(Resident):
 
     def _score(self, stream: _Stream, scoring: Scoring) -> list[Event]:
         """Have the draft model read on, and in the end choose what the target reads."""
-        request, counts = stream.request, self._counts.sparse
-        assert request.sparse_prefill is not None
+        share, counts = stream.share, self._counts.sparse
+        assert share is not None
         try:
             if scoring.feed(self._chunk.tokens):
                 return []
             scores = scoring.scores()[stream.fed :]
-            runs = choose(scores, request.sparse_prefill.keep_pct, request.sparse_prefill.backbone_pct)
+            runs = choose(scores, share.keep_pct, share.backbone_pct)
         except Exception as error:
             stream.scoring = None
             counts.fallbacks += 1

@@ -6,10 +6,10 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from ..config import EngineConfig, SchedulerConfig
+from ..config import EngineConfig, SchedulerConfig, SingleStream, SparsePrefill, Speculation
 from .arguments import Option, Options, did_you_mean, variable
 
-__all__ = ["CACHE_ACTIONS", "COMMANDS", "engine_config", "help_text"]
+__all__ = ["CACHE_ACTIONS", "COMMANDS", "engine_config", "help_text", "single_stream"]
 
 CACHE_ACTIONS = ("save", "load", "clear", "stats")
 
@@ -32,6 +32,20 @@ _ENGINE_FIELDS = (
     Option("--gpu-memory-utilization", "share (0 to 1) of memory that the engine may use", "P", float),
 )
 
+_SINGLE = (
+    Option("--draft-model", "a smaller model of the same vocabulary that guesses ahead", "MODEL"),
+    Option("--draft-kind", "prompt_lookup guesses from the text so far", "KIND"),
+    Option("--draft-tokens", "guesses a step", "N", int),
+    Option(
+        "--specprefill-draft-model", "a smaller model that chooses what of a long prompt is read", "MODEL"
+    ),
+    Option("--specprefill-threshold", "tokens from which on a prompt is long (8192)", "N", int),
+    Option("--specprefill-keep-pct", "share of it that is read (0.3)", "P", float),
+    Option("--specprefill-backbone-pct", "share that is read in any case, spread evenly (0)", "P", float),
+    Option("--max-kv-size", "most tokens of a request that are kept", "N", int),
+)
+"""These go with --simple."""
+
 COMMANDS = {
     "start": Options(
         "%mlx_engine start MODEL [options]    load a model: demo, a Hub id, a folder, a .gguf file or an alias",
@@ -44,6 +58,8 @@ COMMANDS = {
         Option("--kv-group-size", "with groups of 32, 64 or 128", "N", int),
         *_ENGINE_FIELDS,
         Option("--idle-unload", "seconds without a request until the model leaves memory", "S", float),
+        Option("--simple", "one request at a time, at the speed of a single stream"),
+        *_SINGLE,
         Option("--blas-threads", "threads of OpenBLAS on a CPU, for all engines", "N", int),
     ),
     "use": Options("%mlx_engine use NAME                 make it the current engine"),
@@ -86,6 +102,8 @@ def engine_config(given: dict[str, Any]) -> EngineConfig:
         "enable_prefix_cache": not given.pop("no_prefix_cache", False),
         **_taken(given, _SCHEDULER),
     }
+    if "max_kv_size" in given:
+        scheduler["max_kv_size"] = given.pop("max_kv_size")
     bits, group = given.pop("kv_bits", None), given.pop("kv_group_size", None)
     if bits is not None:
         scheduler |= {"kv_cache_quantization": True, "kv_cache_quantization_bits": bits}
@@ -97,6 +115,35 @@ def engine_config(given: dict[str, Any]) -> EngineConfig:
     if "idle_unload" in given:
         engine["idle_unload_s"] = given.pop("idle_unload")
     return EngineConfig(scheduler_config=SchedulerConfig(**scheduler), **engine)
+
+
+def single_stream(given: dict[str, Any]) -> SingleStream | None:
+    """What ``start --simple`` asks for, taken out of `given`; None without --simple."""
+    simple = given.pop("simple", False)
+    asked = _taken(given, _SINGLE)
+    if asked and not simple:
+        raise UsageError(f"--{min(asked).replace('_', '-')} goes with --simple")
+    if not simple:
+        return None
+    size = asked.pop("max_kv_size", None)
+    if size is not None:
+        given["max_kv_size"] = size
+    scorer = asked.pop("specprefill_draft_model", None)
+    shares = {
+        name.removeprefix("specprefill_"): asked.pop(name)
+        for name in list(asked)
+        if name.startswith("specprefill_")
+    }
+    if shares and scorer is None:
+        raise UsageError(f"--specprefill-{min(shares).replace('_', '-')} goes with --specprefill-draft-model")
+    sparse = None if scorer is None else SparsePrefill(**shares)
+    kind = asked.get("draft_kind", "model" if "draft_model" in asked else None)
+    if kind is None and asked:
+        raise UsageError("--draft-tokens goes with --draft-model or --draft-kind")
+    speculation = None
+    if kind is not None:
+        speculation = Speculation(kind, asked.get("draft_model"), asked.get("draft_tokens"))
+    return SingleStream(speculation, scorer, sparse)
 
 
 def help_text(command: str | None = None) -> str:

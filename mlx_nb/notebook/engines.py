@@ -12,7 +12,7 @@ from IPython.core.error import UsageError
 from ..errors import EngineNotStarted
 from ..session.session import START_HINT, NamedEngine, Session
 from .arguments import did_you_mean
-from .engine_options import CACHE_ACTIONS, COMMANDS, engine_config, help_text
+from .engine_options import CACHE_ACTIONS, COMMANDS, engine_config, help_text, single_stream
 from .kernel import in_kernel
 from .pending import Loading, Pending, Work, starting
 from .stream import one_line_errors
@@ -79,6 +79,7 @@ class EngineCommands:
         engine = self._session.start(
             model,
             name=name,
+            single=single_stream(settings),
             config=engine_config(settings),
             adapter_path=adapter,
             trust_remote_code=trust_remote_code,

@@ -9,7 +9,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from mlx_nb import AsyncEngineCore, EngineCore
+from mlx_nb import AsyncEngineCore, EngineConfig, EngineCore, ModelLoadError
 from mlx_nb.backends.fake import fake_backend
 from mlx_nb.session.session import default_session
 
@@ -64,3 +64,20 @@ def adopt() -> Callable[..., EngineCore]:
         return core
 
     return start
+
+
+@pytest.fixture
+def models(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Every MODEL is a fake, except "broken"; what an engine was started with is found under its model."""
+    started: dict[str, Any] = {}
+
+    def from_pretrained(model: str, config: EngineConfig, **options: Any) -> AsyncEngineCore:
+        started[model] = (config, options)
+        make = broken if model == "broken" else fake_backend(load_s=0.05)
+        return AsyncEngineCore.over(EngineCore(None, None, config, backend=make))
+
+    def broken(config: EngineConfig, on_progress: Any) -> Any:
+        raise ModelLoadError("broken has no weights: download it again")
+
+    monkeypatch.setattr(AsyncEngineCore, "from_pretrained", from_pretrained)
+    return started

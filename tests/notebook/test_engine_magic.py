@@ -23,23 +23,6 @@ Run = Callable[[str], Any]
 Adopt = Callable[..., EngineCore]
 
 
-@pytest.fixture
-def models(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Every MODEL is a fake, except "broken"; what an engine was started with is found under its model."""
-    started: dict[str, Any] = {}
-
-    def from_pretrained(model: str, config: EngineConfig, **options: Any) -> AsyncEngineCore:
-        started[model] = (config, options)
-        make = broken if model == "broken" else fake_backend(load_s=0.05)
-        return AsyncEngineCore.over(EngineCore(None, None, config, backend=make))
-
-    def broken(config: EngineConfig, on_progress: Any) -> Any:
-        raise ModelLoadError("broken has no weights: download it again")
-
-    monkeypatch.setattr(AsyncEngineCore, "from_pretrained", from_pretrained)
-    return started
-
-
 def test_an_engine_is_started_described_and_stopped(run: Run, models: dict[str, Any]) -> None:
     started = run("%mlx_engine start demo")
     assert started.error is None
