@@ -15,7 +15,8 @@ from ..engine.core import EngineCore
 from ..engine.interrupts import ends_the_loop, interruptible
 from ..errors import RequestError
 from ..sampling import SamplingParams
-from ..session.session import default_session, prompt_for
+from ..session.media import Media, check_images
+from ..session.session import default_session, prompt_for, question_for
 from ..validation import choice, flag, integer
 from .columns import Dtype, fields_of
 from .job import Job
@@ -42,6 +43,7 @@ def generate_frame(
     *,
     system: str | None = None,
     messages: Hashable = None,
+    images: Hashable = None,
     raw: bool = False,
     engine: str | None = None,
     model: str | None = None,
@@ -69,6 +71,9 @@ def generate_frame(
         System prompt; a template as well.
     messages : column, optional
         In place of a template: its cells are conversations, lists of ``{"role": …, "content": …}``.
+    images : column, optional
+        Its cells are images, or lists of them: paths, URLs, bytes, arrays, figures or PIL images; a null is none.
+        What can't be read fails its row.
     raw : bool
         Leave the chat template out.
     engine, model : str, optional
@@ -125,6 +130,7 @@ def generate_frame(
         template,
         system=system,
         messages=messages,
+        images=images,
         raw=raw,
         engine=engine,
         model=model,
@@ -180,6 +186,7 @@ class Call:
         *,
         system: str | None = None,
         messages: Hashable = None,
+        images: Hashable = None,
         raw: bool = False,
         engine: str | None = None,
         model: str | None = None,
@@ -203,13 +210,14 @@ class Call:
         self._title = _title(template)
         check_progress(progress)
         self._check_samples(n, shape)
-        self._check_chat(system, messages)
+        self._check_chat(system, messages, images)
         self._native = native_of(data)
         self.rows = Rows(
             data if self._native is None else self._native.pandas,
             template,
             system=system,
             messages=messages.name if isinstance(messages, Column) else messages,
+            images=images.name if isinstance(images, Column) else images,
             also=[*also, *(column.name for column in self.params.columns.values())],
         )
         layout = self._laid_out(Layout(answer, dtype, samples=n, shape=shape), into, join, parsed)
@@ -239,7 +247,7 @@ class Call:
         """The result, blocking."""
         with interruptible():
             self.core.wait_ready()
-        self.core.check(self.params.base)
+        self.check()
         with self._store() as store:
             results, job = self._job(store)
             try:
@@ -253,7 +261,7 @@ class Call:
     async def arun(self) -> pd.DataFrame:
         """The result, awaited."""
         await self.core.ready()
-        self.core.check(self.params.base)
+        self.check()
         with self._store() as store:
             results, job = self._job(store)
             try:
@@ -263,14 +271,22 @@ class Call:
                 raise GenerationCancelled(self._result(results), *results.counts()) from None
         return self._result(results)
 
+    def check(self) -> None:
+        """Refuse what the model can do for no row. It must be there."""
+        self.core.check(self.params.base)
+        if self.rows.has_images:
+            check_images(self.core)
+
     def ask(self, cells: Cells, sample: int = 0) -> Ask:
         """What a row asks. Raises what is wrong with the row."""
-        prompt = self.rows.prompt(cells)
+        prompt, system = self.rows.prompt(cells), self.rows.system(cells)
         params = self.params.of(cells, sample)
-        tokens = prompt_for(
-            self.core, prompt, system=self.rows.system(cells), raw=self.raw, thinking=params.thinking
+        asked, media = question_for(
+            self.core, prompt, Media.of(self.rows.images(cells) or None), system=system, raw=self.raw
         )
-        return Ask(tokens, prompt if isinstance(prompt, str) else str(prompt[-1]["content"]), params)
+        tokens = prompt_for(self.core, asked, system=system, raw=self.raw, thinking=params.thinking)
+        text = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+        return Ask(tokens, text, params, media.pictures or None)
 
     def _check_samples(self, n: int | None, shape: str) -> None:
         choice("shape", shape, ("long", "wide"))
@@ -287,13 +303,15 @@ class Call:
                 "with temperature 0 all answers of a row are the same: give a temperature, or leave n out"
             )
 
-    def _check_chat(self, system: str | None, messages: Hashable) -> None:
+    def _check_chat(self, system: str | None, messages: Hashable, images: Hashable) -> None:
         flag("raw", self.raw)
         thinking = self.params.base.thinking is not None or "thinking" in self.params.columns
         if self.raw and (system is not None or thinking):
             raise RequestError("system and thinking act through the chat template: leave them out, or raw")
         if self.raw and messages is not None:
             raise RequestError("messages need the chat template: leave raw out")
+        if self.raw and images is not None:
+            raise RequestError("images need the chat template: leave raw out")
 
     def _laid_out(self, layout: Layout, into: str | None, join: bool, parsed: bool) -> Layout:
         flag("join", join)
@@ -326,6 +344,7 @@ class Call:
             recall=results.outcome,
             store=store,
             retry_failed=self._retry,
+            share=not self.rows.has_images,
             total=self.answers,
             label=lambda position: str(labels[position // samples]),
         )

@@ -79,6 +79,9 @@ class Job(Generic[Row]):
         Has outcomes of earlier jobs, and gets this one's. Rows with logits processors are in none.
     retry_failed : bool
         Run rows again that the store knows as failed.
+    share : bool
+        Read rows ahead and look for what their prompts have in common. Not worth it for rows with images, of which
+        no more are held than the engine is given.
     total : int, optional
         Rows there are, for snapshots.
     label : callable
@@ -95,6 +98,7 @@ class Job(Generic[Row]):
         recall: Callable[[int], Outcome] | None = None,
         store: Store | None = None,
         retry_failed: bool = True,
+        share: bool = True,
         total: int | None = None,
         label: Callable[[int], str] = str,
     ) -> None:
@@ -104,7 +108,7 @@ class Job(Generic[Row]):
         scheduler = core.config.scheduler_config
         self._window = WINDOW * scheduler.max_running
         self._finds_prefixes = scheduler.enable_prefix_cache
-        self._together = max(TOGETHER, self._window) if store or self._finds_prefixes else 1
+        self._together = max(TOGETHER, self._window) if share and (store or self._finds_prefixes) else 1
         self._keys = Keys(core.info.fingerprint)
         self._first: dict[bytes, int] = {}
         self._read: list[Work] = []

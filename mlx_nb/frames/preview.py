@@ -83,7 +83,7 @@ def preview_frame(
     call = Call(data, template, **options)
     with interruptible():
         call.core.wait_ready()
-    call.core.check(call.params.base)
+    call.check()
     looks = [_look(call, cells) for cells in islice(call.rows, count)]
     ready = [look for look in looks if look.state == "ready"]
     each = call.answers / len(looks) if looks else 0.0  # if the other rows are like these

@@ -7,6 +7,7 @@ with one row (a null, an empty text, an expression that fails) concerns that row
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -45,6 +46,8 @@ class Rows:
         The system prompt; a template as well.
     messages : hashable, optional
         The column that holds each row's chat messages, in place of a template.
+    images : hashable, optional
+        The column that holds each row's image or images.
     also : collection of hashable
         Further columns that are needed.
 
@@ -68,6 +71,7 @@ class Rows:
         *,
         system: str | None = None,
         messages: Hashable = None,
+        images: Hashable = None,
         also: Collection[Hashable] = (),
     ) -> None:
         self.source, name = _frame(data)
@@ -80,8 +84,8 @@ class Rows:
         self._columns = _Columns(self.source, alias=name)
         self._template = None if messages is not None else self._read(template)
         self._system = None if system is None else self._read(system)
-        self._messages = messages
-        for label in (*also, *(() if messages is None else (messages,))):
+        self._messages, self._images = messages, images
+        for label in (*also, *(label for label in (messages, images) if label is not None)):
             self._columns.need(label)
         if not self._columns.needed:
             example = next(filter(_is_spelled, self._columns.labels), "name")
@@ -108,6 +112,17 @@ class Rows:
         if not prompt.strip():
             raise Skipped("the prompt is empty")
         return prompt
+
+    @property
+    def has_images(self) -> bool:
+        """Whether rows may bring images."""
+        return self._images is not None
+
+    def images(self, cells: Cells) -> list[Any]:
+        """What a row's images are made of."""
+        cell = cells[self._images] if self.has_images else None
+        several = cell if isinstance(cell, list | tuple) else [cell]
+        return [each for each in several if not _is_none(each)]
 
     def system(self, cells: Cells) -> str | None:
         """The system prompt of a row; as `prompt`."""
@@ -271,6 +286,12 @@ def _conversation(cell: Any) -> list[Message]:
     if not cell[-1]["content"].strip():
         raise Skipped("the last message is empty")
     return [dict(message) for message in cell]
+
+
+def _is_none(value: Any) -> bool:
+    """Whether it is a null: of a cell, or in its list."""
+    missing = value is None or value is pd.NA or isinstance(value, jinja2.Undefined)
+    return missing or (isinstance(value, float) and math.isnan(value))
 
 
 def _cell(label: Hashable, value: Any, null: bool) -> Any:

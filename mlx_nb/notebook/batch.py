@@ -26,6 +26,7 @@ OPTIONS = Options(
     *STRUCTURE,
     Option("--col", "take an option's value from a column, as max_tokens=COLUMN", "OPTION=COLUMN", many=True),
     Option("--system", "system prompt; {{ column }} works here too", "TEXT"),
+    Option("--images", "the column of each row's image, or list of images", "COLUMN"),
     Option("--raw", "leave the chat template out"),
     Option("--n", "this many answers a row", "N", int),
     Option("--shape", "of several answers: a row each, or columns each", "long|wide", one_of("long", "wide")),

@@ -65,8 +65,8 @@ class ChatMagics(Magics):
     def mlx_chat(self, line: str, cell: str | None = None, local_ns: Mapping[str, Any] | None = None) -> Any:
         """Ask the next question of a conversation, or look after one. There is one for each NAME.
 
-        The model is told the earlier turns as well. Those that its context has no room for are left out, oldest
-        first, and the line under the answer says how many.
+        The model is told the earlier turns as well, with their images. Those that its context has no room for are
+        left out, oldest first, and the line under the answer says how many.
         """
         call = self._call(line, cell, local_ns or {})
         call.before()

@@ -157,6 +157,8 @@ class Completion:
             "grammar": lambda: self._variables(lambda value: isinstance(value, str)),
             "logit_bias": lambda: self._variables(lambda value: isinstance(value, dict)),
             "tools": lambda: self._variables(callable),
+            "image": lambda: self._variables(_is_picture),
+            "video": lambda: self._variables(lambda value: isinstance(value, list | tuple)),
             "remove": _aliases,
         }
         return candidates.get(option.name, tuple)()
@@ -211,6 +213,19 @@ def _aliases() -> Iterable[str]:
     from ..backends.sources import aliases
 
     return aliases()
+
+
+def _is_picture(value: Any) -> bool:
+    """Whether it may be an image, told without importing what makes them."""
+    if isinstance(value, type):
+        return False
+    shape = getattr(value, "shape", None)
+    is_array = isinstance(shape, tuple) and len(shape) in (2, 3) and not _is_tabular(value)
+    return (
+        is_array
+        or any(base.__module__ == "PIL.Image" for base in type(value).__mro__)
+        or hasattr(value, "savefig")
+    )
 
 
 def _is_tabular(value: Any) -> bool:

@@ -27,6 +27,7 @@ from .arguments import Option, Options, variable
 from .background import Background
 from .engines import COMMANDS, EngineCommands
 from .formats import FORMATS
+from .images import MEDIA, attached
 from .names import Names, one_of
 from .stream import Ask, Count, Stream, one_line_errors
 
@@ -73,6 +74,7 @@ GENERATE = Options(
         "K",
         int,
     ),
+    *MEDIA,
     *STRUCTURE,
     Option("--think", "have the model think first"),
     Option("--no-think", "have it answer without thinking"),
@@ -153,6 +155,9 @@ class MlxMagics(Magics):
         ``{{ name }}`` stands for a variable; single braces are nothing special. Kernel > Interrupt ends the
         answer and keeps what there is of it.
 
+        ``-i`` and ``--video`` show images and videos to a model that takes them. A word there means the variable of
+        that name, or else a file or a URL; what was shown appears small above the answer.
+
         With ``--tools`` the model may call functions of the notebook, by their annotations and docstrings; with
         ``--call`` they are called. What the model writes is shown, and never run in the page.
         """
@@ -218,6 +223,7 @@ class MlxMagics(Magics):
             if given.get("call")
             else 0,
             timeout=None if timeout is None else number("timeout", timeout, low=0),
+            attached=attached(given, names),
         )
 
 
@@ -246,6 +252,10 @@ _APART = (
     ("raw", "tools"),
     ("raw", "think"),
     ("raw", "no_think"),
+    ("raw", "image"),
+    ("raw", "video"),
+    ("count", "image"),
+    ("count", "video"),
     *(("tools", option.name) for option in STRUCTURE),
 )
 

@@ -83,6 +83,14 @@ class Names:
             raise UsageError("--tools takes names of functions")
         return Tools(functions)
 
+    def media(self, word: str, flag: str, kind: str) -> Any:
+        """A variable's value if there is one of that name, else the word: a file or a URL."""
+        if word in self._variables:
+            return self._variables[word]
+        if word.isidentifier() and not Path(word).exists():
+            return self._variable(word, flag, f"{kind}: a variable, a file or a URL")
+        return word
+
     def _variable(self, word: str, flag: str, kind: str) -> Any:
         """A variable's value; with dots, an attribute's."""
         first, *rest = word.split(".")

@@ -26,13 +26,15 @@ from ..outputs import RequestOutput
 from ..prompts.chat import Message, messages_for
 from ..sampling import SamplingParams
 from ..session.conversation import Conversation
-from ..session.session import prefix_boundary_for, prompt_for, to_generation
+from ..session.media import Media, with_media
+from ..session.session import prefix_boundary_for, prompt_for, question_for, to_generation
 from ..session.tools import Called, Tools
-from .formats import Said
+from .formats import Bundle, Said
+from .images import NOTHING, Attached
 from .kernel import current_cell, in_kernel, interrupts_raise
 from .result import Result, Samples
 from .token_cells import token_view_for
-from .views import PromptProgress, View, count, finish_line, view_for
+from .views import PromptProgress, View, count, finish_line, place, view_for
 
 __all__ = ["Ask", "Count", "Stream", "interrupted", "one_line_errors"]
 
@@ -61,6 +63,8 @@ class Ask:
         Seconds that it all may take once the model is loaded.
     conversation : Conversation, optional
         What the prompt goes on with; it gets the new turn.
+    attached : Attached
+        Images and videos that the prompt is about.
     """
 
     core: EngineCore
@@ -77,9 +81,12 @@ class Ask:
     max_calls: int = 0
     timeout: float | None = None
     conversation: Conversation | None = None
+    attached: Attached = NOTHING
 
-    def tokens(self, messages: Sequence[Message] | None = None) -> tuple[Prompt, int]:
-        """The prompt for the engine, and where later ones may begin to differ. The model must be there.
+    def tokens(self, messages: Sequence[Message] | None = None) -> tuple[Prompt, int, Media]:
+        """The prompt for the engine, where later ones may begin to differ, and what goes with it.
+
+        The model must be there.
 
         Parameters
         ----------
@@ -88,17 +95,26 @@ class Ask:
         """
         if self.conversation is not None:
             fitted = self.conversation.fit(
-                self.core, self.prompt, max_tokens=self.params.max_tokens, thinking=self.params.thinking
+                self.core,
+                self.prompt,
+                max_tokens=self.params.max_tokens,
+                thinking=self.params.thinking,
+                media=self.attached.media,
             )
-            return fitted.tokens, fitted.prefix_boundary
-        prompt = self.prompt if messages is None else messages
+            return fitted.tokens, fitted.prefix_boundary, fitted.media
+        if messages is None:
+            prompt, media = question_for(
+                self.core, self.prompt, self.attached.media, system=self.system, raw=self.raw
+            )
+        else:
+            prompt, media = question_for(self.core, messages)
         options: dict[str, Any] = {
             "system": self.system,
             "thinking": self.params.thinking,
             "tools": self.tools.schemas if self.tools else None,
         }
         tokens = prompt_for(self.core, prompt, raw=self.raw, **options)
-        return tokens, prefix_boundary_for(self.core, prompt, tokens, **options)
+        return tokens, 0 if media else prefix_boundary_for(self.core, prompt, tokens, **options), media
 
 
 class Count:
@@ -120,7 +136,7 @@ class Count:
             return self._count()
 
     def _count(self) -> int | None:
-        tokens, _ = self._ask.tokens()
+        tokens = self._ask.tokens()[0]
         count = len(self._ask.core.codec.encode(tokens) if isinstance(tokens, str) else tokens)
         if self._ask.out is None:
             return count
@@ -151,6 +167,7 @@ class Stream:
                 _sample(ask.params, i),
                 f"{i + 1} of {samples}" if samples > 1 else "",
                 functools.partial(self._view, hidden, samples),
+                None if hidden or i or not in_kernel(shell) else ask.attached.thumbnails(),
             )
             for i in range(samples)
         ]
@@ -289,7 +306,7 @@ class Stream:
         """Hand the result over; an interrupted one as well, before the cell ends."""
         ask, last = self._ask, self.outputs[0]
         if ask.conversation is not None and (last.output_text or last.finish_reason != "abort"):
-            ask.conversation.add(ask.prompt, last.output_text)
+            ask.conversation.add(ask.prompt, last.output_text, ask.attached.media)
         if not any(output.finish_reason == "abort" for output in self.outputs):
             if ask.out is None:
                 return self.result
@@ -303,8 +320,15 @@ class Stream:
 class _Answer:
     """One of the answers that are asked for: its turns, in one view."""
 
-    def __init__(self, ask: Ask, params: SamplingParams, label: str, make_view: Callable[[str], Any]) -> None:
-        self._ask, self._params, self._label = ask, params, label
+    def __init__(
+        self,
+        ask: Ask,
+        params: SamplingParams,
+        label: str,
+        make_view: Callable[[str], Any],
+        above: Bundle | None,
+    ) -> None:
+        self._ask, self._params, self._label, self._above = ask, params, label, above
         self._view = make_view(label)
         self._opened = self._closed = False
         self._messages: list[Message] | None = None
@@ -323,12 +347,14 @@ class _Answer:
     def open(self) -> None:
         if not self._opened:
             self._opened = True
+            if self._above is not None:
+                place(self._above)
             self._view.open()
 
     def submit(self) -> None:
         """Queue the next turn."""
         ask, core = self._ask, self._ask.core
-        tokens, boundary = ask.tokens(self._messages)
+        tokens, boundary, media = ask.tokens(self._messages)
         left = ask.timeout
         if left is not None:
             self._deadline = self._deadline or time.monotonic() + left
@@ -341,6 +367,7 @@ class _Answer:
             preview=ask.prompt,
             tools=ask.tools.schemas if ask.tools else None,
             timeout=left,
+            **media.options(),
         )
         self.open()
         self._progress = PromptProgress(core, self.id, len(tokens), self._view)
@@ -373,7 +400,9 @@ class _Answer:
             self.close()
             return
         if self._messages is None:
-            self._messages = messages_for(self._ask.prompt, self._ask.system)
+            self._messages = with_media(
+                messages_for(self._ask.prompt, self._ask.system), self._ask.attached.media
+            )
         number = len(self._called)
         self._messages += _as_messages(self.last, self._turn, number)
         self._called += self._turn

@@ -24,7 +24,15 @@ from ..prompts.chat import Message
 from ..sampling import SamplingParams
 from .conversation import Conversation
 from .conversation import conversation as conversation_named
-from .session import NamedEngine, default_session, prefix_boundary_for, prompt_for, to_generation
+from .media import NO_MEDIA, Media, as_text
+from .session import (
+    NamedEngine,
+    default_session,
+    prefix_boundary_for,
+    prompt_for,
+    question_for,
+    to_generation,
+)
 from .tools import Tool
 
 __all__ = ["achat", "agenerate", "chat", "count_tokens", "generate", "start", "stop"]
@@ -121,6 +129,8 @@ def generate(
     engine: Engine | None = None,
     system: str | None = None,
     raw: bool = False,
+    images: Any = None,
+    videos: Any = None,
     tools: Sequence[ToolLike] | None = None,
     priority: int = 0,
     timeout: float | None = None,
@@ -141,6 +151,9 @@ def generate(
         What the model is told before the prompt.
     raw : bool
         Give a text to the model as it is, without chat template.
+    images, videos : optional
+        One or a list of them: paths, URLs, bytes, arrays, figures or PIL images; frames of one video are a list in
+        the list. They stand before the text, or in parts of messages: ``{"type": "image"}``.
     tools : sequence of callable or dict, optional
         What the model may call: Python functions, described by their annotations and docstrings, or schemas. Its
         calls come back in `tool_calls`; nothing is called.
@@ -157,10 +170,11 @@ def generate(
         What can't be asked, in one line.
     EngineNotStarted, EngineStopped
     """
-    asked = _Asked(_core(engine), prompt, _params(params, sampling), n, system, raw, tools, priority, timeout)
+    core, media = _core(engine), Media.of(images, videos)
+    asked = _Asked(core, prompt, _params(params, sampling), n, system, raw, tools, media, priority, timeout)
     with interruptible():
-        asked.core.wait_ready()
-        return asked.result(_answers(asked.core, asked.requests()))
+        core.wait_ready()
+        return asked.result(_answers(core, asked.requests()))
 
 
 @overload
@@ -179,15 +193,18 @@ async def agenerate(
     engine: Engine | None = None,
     system: str | None = None,
     raw: bool = False,
+    images: Any = None,
+    videos: Any = None,
     tools: Sequence[ToolLike] | None = None,
     priority: int = 0,
     timeout: float | None = None,
     **sampling: Any,
 ) -> GenerationOutput | list[GenerationOutput]:
     """`generate`, awaited. Cancelling it ends the request."""
-    asked = _Asked(_core(engine), prompt, _params(params, sampling), n, system, raw, tools, priority, timeout)
-    await asked.core.ready()
-    return asked.result(await _answers_awaited(asked.core, asked.requests()))
+    core, media = _core(engine), await _taken_in(images, videos)
+    asked = _Asked(core, prompt, _params(params, sampling), n, system, raw, tools, media, priority, timeout)
+    await core.ready()
+    return asked.result(await _answers_awaited(core, asked.requests()))
 
 
 def chat(
@@ -197,6 +214,8 @@ def chat(
     *,
     engine: Engine | None = None,
     system: str | None = None,
+    images: Any = None,
+    videos: Any = None,
     priority: int = 0,
     timeout: float | None = None,
     **sampling: Any,
@@ -213,10 +232,13 @@ def chat(
         A name, as of ``%%mlx_chat``, or a conversation of your own.
     system : str, optional
         From now on the conversation's system message.
+    images, videos : optional
+        What the question is about, as of `generate`. They stay with the turn: later ones are asked with them.
     params, engine, priority, timeout, **sampling
         As of `generate`.
     """
-    turn = _Turn(_core(engine), question, conversation, _params(params, sampling), system, priority, timeout)
+    core, media = _core(engine), Media.of(images, videos)
+    turn = _Turn(core, question, conversation, _params(params, sampling), system, media, priority, timeout)
     with interruptible():
         turn.core.wait_ready()
         (output,) = _answers(turn.core, [turn.request()])
@@ -230,12 +252,15 @@ async def achat(
     *,
     engine: Engine | None = None,
     system: str | None = None,
+    images: Any = None,
+    videos: Any = None,
     priority: int = 0,
     timeout: float | None = None,
     **sampling: Any,
 ) -> GenerationOutput:
     """`chat`, awaited. Cancelling it ends the request and leaves the conversation as it was."""
-    turn = _Turn(_core(engine), question, conversation, _params(params, sampling), system, priority, timeout)
+    core, media = _core(engine), await _taken_in(images, videos)
+    turn = _Turn(core, question, conversation, _params(params, sampling), system, media, priority, timeout)
     await turn.core.ready()
     (output,) = await _answers_awaited(turn.core, [turn.request()])
     return turn.result(output)
@@ -269,6 +294,7 @@ class _Asked:
     system: str | None
     raw: bool
     tools: Sequence[ToolLike] | None
+    media: Media = NO_MEDIA
     priority: int = 0
     timeout: float | None = None
 
@@ -289,27 +315,12 @@ class _Asked:
 
     def prompt_tokens(self) -> str | list[int]:
         """What the model reads."""
-        return prompt_for(
-            self.core,
-            self.prompt,
-            system=self.system,
-            raw=self.raw,
-            thinking=self.params.thinking,
-            tools=self._tools(),
-        )
+        return self._read()[0]
 
     def requests(self) -> Iterator[dict[str, Any]]:
         """Arguments of `EngineCore.submit`, one for each answer."""
-        tokens = self.prompt_tokens()
-        boundary = prefix_boundary_for(
-            self.core,
-            self.prompt,
-            tokens,
-            system=self.system,
-            thinking=self.params.thinking,
-            tools=self._tools(),
-        )
-        last = self.prompt if isinstance(self.prompt, str) else str(self.prompt[-1].get("content"))
+        tokens, boundary, media = self._read()
+        last = self.prompt if isinstance(self.prompt, str) else as_text(self.prompt[-1].get("content"))
         for number in range(self.n or 1):
             seed = self.params.seed
             yield {
@@ -322,7 +333,19 @@ class _Asked:
                 "priority": self.priority,
                 "timeout": self.timeout,
                 "preview": last,
+                **media.options(),
             }
+
+    def _read(self) -> tuple[str | list[int], int, Media]:
+        """The prompt for the engine, where later ones may begin to differ, and what goes with it."""
+        prompt, media = question_for(self.core, self.prompt, self.media, system=self.system, raw=self.raw)
+        options: dict[str, Any] = {
+            "system": self.system,
+            "thinking": self.params.thinking,
+            "tools": self._tools(),
+        }
+        tokens = prompt_for(self.core, prompt, raw=self.raw, **options)
+        return tokens, 0 if media else prefix_boundary_for(self.core, prompt, tokens, **options), media
 
     def result(self, outputs: Sequence[RequestOutput]) -> GenerationOutput | list[GenerationOutput]:
         """One answer, or several."""
@@ -345,6 +368,7 @@ class _Turn:
         conversation: str | Conversation,
         params: SamplingParams,
         system: str | None,
+        media: Media,
         priority: int,
         timeout: float | None,
     ) -> None:
@@ -353,7 +377,7 @@ class _Turn:
         if not isinstance(conversation, str | Conversation):
             raise RequestError(f"a conversation is a name or a Conversation, got {conversation!r}")
         self.core = core
-        self._question, self._params = question, params
+        self._question, self._params, self._media = question, params, media
         self._options = {"priority": priority, "timeout": timeout, "preview": question}
         self._conversation = (
             conversation_named(conversation) if isinstance(conversation, str) else conversation
@@ -365,19 +389,24 @@ class _Turn:
     def request(self) -> dict[str, Any]:
         """Arguments of `EngineCore.submit`."""
         fitted = self._conversation.fit(
-            self.core, self._question, max_tokens=self._params.max_tokens, thinking=self._params.thinking
+            self.core,
+            self._question,
+            max_tokens=self._params.max_tokens,
+            thinking=self._params.thinking,
+            media=self._media,
         )
         self._left_out = fitted.left_out
         return {
             "prompt": fitted.tokens,
             "sampling_params": self._params,
             "prefix_boundary": fitted.prefix_boundary,
+            **fitted.media.options(),
             **self._options,
         }
 
     def result(self, output: RequestOutput) -> GenerationOutput:
         """The answer, which now belongs to the conversation."""
-        self._conversation.add(self._question, output.output_text)
+        self._conversation.add(self._question, output.output_text, self._media)
         return replace(to_generation(output, self._params), turns_left_out=self._left_out)
 
 
@@ -407,6 +436,13 @@ async def _answers_awaited(core: EngineCore, requests: Iterable[dict[str, Any]])
     finally:
         for task in tasks:
             task.cancel()
+
+
+async def _taken_in(images: Any, videos: Any) -> Media:
+    """The media of a question; a download must not hold up the loop."""
+    if images is None and videos is None:
+        return NO_MEDIA
+    return await asyncio.to_thread(Media.of, images, videos)
 
 
 def _core(engine: Engine | None) -> EngineCore:

@@ -6,18 +6,23 @@ the context can't hold is left out of the prompt, oldest turns first, and stays 
 
 from __future__ import annotations
 
+import base64
 import bisect
 import json
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..engine.core import EngineCore
 from ..errors import MlxNbError
 from ..prompts.chat import Message, chat_tokens, shared_tokens
+from .media import NO_MEDIA, Media, apart, as_text
+
+if TYPE_CHECKING:
+    from ..prompts.media import Picture
 
 __all__ = ["Conversation", "Fitted", "Turn", "conversation", "conversations"]
 
@@ -27,10 +32,11 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question and its answer."""
+    """A question, its answer, and the images and videos that the question is about."""
 
     question: str
     answer: str
+    media: Media = NO_MEDIA
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +50,14 @@ class Fitted:
         Tokens that come before the question.
     left_out : int
         Oldest turns that the context has no room for.
+    media : Media
+        Images and videos of all turns that are in it, in order.
     """
 
     tokens: list[int]
     prefix_boundary: int
     left_out: int
+    media: Media = NO_MEDIA
 
 
 class Conversation:
@@ -78,11 +87,17 @@ class Conversation:
 
     @property
     def messages(self) -> list[Message]:
-        """All of it as messages, the system message first."""
+        """All of it as messages, the system message first. Images are parts of their questions."""
         return self._messages(self._turns)
 
     def fit(
-        self, engine: EngineCore, question: str, *, max_tokens: int, thinking: bool | None = None
+        self,
+        engine: EngineCore,
+        question: str,
+        *,
+        max_tokens: int,
+        thinking: bool | None = None,
+        media: Media = NO_MEDIA,
     ) -> Fitted:
         """The prompt for the next question: the newest turns that fit.
 
@@ -93,17 +108,17 @@ class Conversation:
         Raises
         ------
         RequestError
-            When the model's chat template refuses the messages.
+            When the model's chat template refuses the messages, or the model takes no images.
         """
+        asked: Message = {"role": "user", "content": media.content(question)}
 
-        def messages(left_out: int) -> list[Message]:
-            return [
-                *self._messages(self._turns[left_out:]),
-                {"role": "user", "content": question},
-            ]
+        def messages(left_out: int) -> tuple[list[Message], Media]:
+            return apart([*self._messages(self._turns[left_out:]), asked])
 
         def tokens(left_out: int) -> list[int]:
-            return chat_tokens(engine.codec, messages(left_out), thinking=thinking)
+            return chat_tokens(engine.codec, messages(left_out)[0], thinking=thinking)
+
+        sum((turn.media for turn in self._turns[self.left_out :]), media).check(engine)
 
         left_out, room = min(self.left_out, len(self._turns)), _room(engine, max_tokens)
         fitted = tokens(left_out)
@@ -112,12 +127,13 @@ class Conversation:
             left_out += bisect.bisect_left(fewer, True, key=lambda k: len(tokens(k)) <= room * 3 // 4)
             fitted = tokens(left_out)
         self.left_out = left_out
-        boundary = shared_tokens(engine.codec, messages(left_out), fitted, thinking=thinking)
-        return Fitted(fitted, boundary, left_out)
+        said, seen = messages(left_out)
+        boundary = 0 if seen else shared_tokens(engine.codec, said, fitted, thinking=thinking)
+        return Fitted(fitted, boundary, left_out, seen)
 
-    def add(self, question: str, answer: str) -> None:
+    def add(self, question: str, answer: str, media: Media = NO_MEDIA) -> None:
         """Append a turn."""
-        self._turns.append(Turn(question, answer))
+        self._turns.append(Turn(question, answer, media))
 
     def undo(self) -> Turn:
         """Take the last turn back; MlxNbError if there is none."""
@@ -137,7 +153,11 @@ class Conversation:
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON, at once or not at all. MlxNbError if that can't be done."""
-        saved = {"format": FORMAT, "version": VERSION, "messages": self.messages}
+        saved = {
+            "format": FORMAT,
+            "version": VERSION,
+            "messages": [_saved(message) for message in self.messages],
+        }
         path = Path(path).expanduser()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -170,7 +190,7 @@ class Conversation:
     def _messages(self, turns: Iterable[Turn]) -> list[Message]:
         messages: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         for turn in turns:
-            messages.append({"role": "user", "content": turn.question})
+            messages.append({"role": "user", "content": turn.media.content(turn.question)})
             messages.append({"role": "assistant", "content": turn.answer})
         return messages
 
@@ -180,7 +200,7 @@ class Conversation:
 
     def __str__(self) -> str:
         """All of it, to read."""
-        return "\n\n".join(f"{message['role']}: {message['content']}" for message in self.messages)
+        return "\n\n".join(f"{message['role']}: {as_text(message['content'])}" for message in self.messages)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002 - IPython gives it
         printer.text(str(self) or repr(self))
@@ -207,16 +227,58 @@ def _room(engine: EngineCore, max_tokens: int) -> int | None:
     return None if context is None else context - min(max_tokens, context // 2)
 
 
+def _saved(message: Message) -> Message:
+    """A message for a file: pictures as PNG."""
+    content = message["content"]
+    return message if isinstance(content, str) else {**message, "content": [*map(_saved_part, content)]}
+
+
+def _saved_part(part: Mapping[str, Any]) -> dict[str, Any]:
+    match part:
+        case {"type": "image", "image": picture}:
+            return {"type": "image", "image": _as_url(picture)}
+        case {"type": "video", "video": clip}:
+            return {"type": "video", "frames": [*map(_as_url, clip.frames)], "fps": clip.fps}
+    return dict(part)
+
+
+def _as_url(picture: Picture) -> str:
+    png = picture.thumbnail_png(max(picture.width, picture.height))
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
 def _read(messages: Any) -> tuple[str | None, list[Turn]]:
     """System message and turns; ValueError for messages that are no conversation of ours."""
-    texts = [(str(message["role"]), message["content"]) for message in messages]
-    if not all(isinstance(text, str) for _, text in texts):
-        raise ValueError("a message is no text")
-    system = texts.pop(0)[1] if texts and texts[0][0] == "system" else None
-    if [role for role, _ in texts] != ["user", "assistant"] * (len(texts) // 2):
+    said = [(str(message["role"]), *_read_content(message["content"])) for message in messages]
+    system = said.pop(0)[1] if said and said[0][0] == "system" else None
+    if [role for role, *_ in said] != ["user", "assistant"] * (len(said) // 2):
         raise ValueError("questions and answers don't alternate")
-    words = [text for _, text in texts]
-    return system, [Turn(*pair) for pair in zip(words[::2], words[1::2], strict=True)]
+    pairs = zip(said[::2], said[1::2], strict=True)
+    return system, [Turn(question, answer, media) for (_, question, media), (_, answer, _) in pairs]
+
+
+def _read_content(content: Any) -> tuple[str, Media]:
+    """A message's text and media. A file names no other files and no addresses: its pictures are in it."""
+    if isinstance(content, str):
+        return content, NO_MEDIA
+    if not isinstance(content, list):
+        raise ValueError("a message is no text")
+    texts, images, videos = [], [], []
+    for part in content:
+        match part:
+            case {"type": "text", "text": str() as text}:
+                texts.append(text)
+            case {"type": "image", "image": str() as url} if url.startswith("data:"):
+                images.append(url)
+            case {"type": "video", "frames": [*urls], "fps": float() | int() as fps} if all(
+                isinstance(url, str) and url.startswith("data:") for url in urls
+            ):
+                from ..prompts.media import load_video
+
+                videos.append(load_video(urls, fps=fps))
+            case _:
+                raise ValueError("a message has a part of no known kind")
+    return "".join(texts), Media.of(images or None, videos or None)
 
 
 def _what(error: Exception) -> str:

@@ -15,10 +15,11 @@ from ..config import EngineConfig, SingleStream
 from ..engine.async_core import AsyncEngineCore
 from ..engine.core import EngineCore
 from ..engine.intake import Prompt
-from ..errors import EngineNotStarted, EngineStopped, MlxNbError
+from ..errors import EngineNotStarted, EngineStopped, MlxNbError, RequestError
 from ..outputs import GenerationOutput, LoadProgress, RequestOutput
 from ..prompts.chat import Message, chat_tokens, messages_for, shared_tokens
 from ..sampling import SamplingParams
+from .media import NO_MEDIA, Media, apart, with_media
 from .structured import read_structured
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "default_session",
     "prefix_boundary_for",
     "prompt_for",
+    "question_for",
     "system_boundary_for",
     "to_generation",
 ]
@@ -226,6 +228,32 @@ def default_session() -> Session:
 def current_engine(name: str | None = None) -> AsyncEngineCore:
     """The engine of this name, or the one in use; EngineNotStarted if there is none."""
     return default_session().get(name).handle
+
+
+def question_for(
+    engine: EngineCore,
+    prompt: str | Sequence[Message],
+    media: Media = NO_MEDIA,
+    *,
+    system: str | None = None,
+    raw: bool = False,
+) -> tuple[str | Sequence[Message], Media]:
+    """What `prompt_for` takes for a question about images or videos, and all of those that it brings.
+
+    Raises
+    ------
+    RequestError
+        For a model that takes none, and for those that have no place in the prompt.
+    """
+    if isinstance(prompt, str):
+        if not media:
+            return prompt, media
+        if raw:
+            raise RequestError("images and videos act through the chat template: leave them out, or raw")
+        prompt = messages_for(prompt, system)
+    messages, media = apart(with_media(prompt, media))
+    media.check(engine)
+    return messages, media
 
 
 def prompt_for(
