@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
+from .request import Media
 from .sampling import SamplingParams
 
 __all__ = ["Codec", "Detokenizer", "Piece", "Splitter"]
@@ -60,6 +61,10 @@ class Codec(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """Token ids, with exactly one BOS where the tokenizer defines one."""
+        ...
+
+    def read_media(self, text: str, pictures: Sequence[Any], clips: Sequence[Any]) -> Media:
+        """A prompt with pictures, for models whose `ModelInfo.takes_images`; RequestError if they don't fit it."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:

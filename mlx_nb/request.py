@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .config import SparsePrefill
 from .sampling import SamplingParams
 
-__all__ = ["Request", "RequestStatus"]
+__all__ = ["Media", "Request", "RequestStatus"]
 
 
 class RequestStatus(enum.Enum):
@@ -31,6 +31,31 @@ class RequestStatus(enum.Enum):
     def get_finish_reason(self) -> str | None:
         """``"stop"``, ``"length"``, ``"abort"`` or ``"error"``; None while live."""
         return self.value if self.is_finished() else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Media:
+    """Pictures of a prompt, as a model's processor reads them.
+
+    Attributes
+    ----------
+    tokens : list of int
+        The prompt, as many tokens for each picture as the model has features of it.
+    keys : list of int
+        The same with a number below zero, told by the picture's content, for each token that stands for a picture.
+    arrays : mapping of str to numpy.ndarray
+        Pixels, and what else the model wants to know of them.
+    digest : str
+        Of all pictures in their order.
+    last : int
+        Tokens up to the last picture's end; what follows is plain text.
+    """
+
+    tokens: list[int]
+    keys: list[int]
+    arrays: Mapping[str, Any]
+    digest: str
+    last: int
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +83,8 @@ class Request:
         Store its KV state for later prompts once it has ended.
     sparse_prefill : SparsePrefill, optional
         Prefill only what matters of a long prompt.
+    media : Media, optional
+        Its pictures; `prompt_token_ids` are then `media.tokens`.
     """
 
     request_id: str
@@ -72,3 +99,10 @@ class Request:
     preview: str = field(default="", repr=False)
     keep: bool = True
     sparse_prefill: SparsePrefill | None = None
+    media: Media | None = field(default=None, repr=False)
+
+    def key(self, tokens: Sequence[int]) -> list[int]:
+        """What the state that covers `tokens`, which begin the prompt or continue it, is kept under."""
+        if self.media is None:
+            return list(tokens)
+        return [*self.media.keys[: len(tokens)], *tokens[len(self.media.keys) :]]

@@ -87,7 +87,6 @@ def test_the_version_is_the_one_installed() -> None:
 # Required without an import of ours, each for a reason.
 NOT_IMPORTED = {
     "ipywidgets",  # the browser half of tqdm.auto's bars and of every widget
-    "mlx_vlm",  # installed with the rest, so that the image back end needs no second install
 }
 
 

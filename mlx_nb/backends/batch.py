@@ -11,7 +11,8 @@ import contextlib
 import copy
 import itertools
 import logging
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,8 @@ from .logprobs import logprob_of
 from .resident import Resident
 from .roomy import roomy
 from .samplers import RowSampler
+from .vision import Looking
+from .vision_inputs import MediaReader
 
 __all__ = ["BatchBackend"]
 
@@ -48,12 +51,17 @@ CHUNK_S = 0.4
 
 
 class _Observed:
-    """A model that shows its logits to the sampler; all else is the model's own."""
+    """A model that shows its logits to the sampler; all else is the model's own.
 
-    def __init__(self, model: Any, sampler: RowSampler) -> None:
-        self._model, self._sampler = model, sampler
+    One whose pictures shift positions is told by how much those of each row are.
+    """
+
+    def __init__(self, model: Any, sampler: RowSampler, shifts: Mapping[int, int]) -> None:
+        self._model, self._sampler, self._shifts = model, sampler, shifts
 
     def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
+        if self._shifts:
+            kwargs["shifted"] = [self._shifts.get(uid, 0) for uid in self._sampler.at_work]
         logits: mx.array = self._model(*args, **kwargs)
         self._sampler.observe(logits)
         return logits
@@ -98,10 +106,14 @@ class _Decoding(GenerationBatch):
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A request in the batch, with the tokens that came from the prefix cache and where to checkpoint."""
+    """A request in the batch.
+
+    `cached` of its tokens came from the prefix cache, `before` were done when it joined; where to checkpoint.
+    """
 
     request: Request
     cached: int
+    before: int
     boundaries: frozenset[int]
 
 
@@ -114,10 +126,17 @@ class BatchBackend(Resident):
         As mlx-lm loads them, every array evaluated on the thread that made it (`loader.evaluate`).
     info : ModelInfo, optional
         What the loader found out.
+    reader : MediaReader, optional
+        Of a model that sees, which is then a `Sighted`.
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, config: EngineConfig, info: ModelInfo | None = None
+        self,
+        model: Any,
+        tokenizer: Any,
+        config: EngineConfig,
+        info: ModelInfo | None = None,
+        reader: MediaReader | None = None,
     ) -> None:
         scheduler = config.scheduler_config
         if scheduler.max_kv_size:
@@ -129,18 +148,20 @@ class BatchBackend(Resident):
             raise ModelLoadError(
                 f"this model's cache ({', '.join(unfit)}) can't be batched by mlx-lm: choose another model"
             )
-        super().__init__(model, tokenizer, config, info)
+        super().__init__(model, tokenizer, config, info, reader)
         self._sampler = RowSampler()
         self._rows: dict[int, _Row] = {}
         self._uids: dict[str, int] = {}
         self._prefill_seen = (0, 0.0)
+        self._shifts: dict[int, int] = {}
+        self._looking: deque[Looking] = deque()
         self._generator = self._make_generator(self._sampler)
 
     def _make_generator(self, sampler: RowSampler) -> BatchGenerator:
         scheduler = self._config.scheduler_config
         alone = getattr(self._model, "model_type", None) in PREFILL_ALONE
         generator = BatchGenerator(
-            _Observed(self._model, sampler),
+            _Observed(self._model, sampler, self._shifts),
             sampler=sampler,
             completion_batch_size=scheduler.max_running,
             prefill_batch_size=1 if alone else min(scheduler.prefill_batch_size, scheduler.max_running),
@@ -156,26 +177,41 @@ class BatchBackend(Resident):
     def insert(self, request: Request, made: Sequence[int] = ()) -> None:
         """Take a request in, on top of the longest prefix that is stored."""
         tokens = [*request.prompt_token_ids, *made]
+        state, covered = self._prefix.fetch(request.key(tokens)) if self._prefix else (None, 0)
+        if request.media is not None and covered < request.media.last:
+            state = roomy(state) or self._blank()
+            self._looking.append(Looking(request, tuple(made), state, covered, covered))
+        else:
+            self._join(request, made, state, covered, covered)
+
+    def _join(
+        self, request: Request, made: Sequence[int], state: list[Any] | None, before: int, cached: int
+    ) -> None:
+        """Let a row into the batch whose first `before` tokens are in `state`."""
+        tokens = [*request.prompt_token_ids, *made]
         constraint = None
         if request.params.constraint is not None:
             constraint = self._grammars.constraint(request.params, request.prompt_token_ids)
             for token in made:
                 constraint.advance(token)
-        state, covered = self._prefix.fetch(tokens) if self._prefix else (None, 0)
         boundaries = self._boundaries(request, len(tokens) - 1)
-        cuts = sorted({covered, *(b for b in boundaries if b > covered), len(tokens)})
+        cuts = sorted({before, *(b for b in boundaries if b > before), len(tokens)})
         (uid,) = self._generator.insert_segments(
             [[tokens[a:b] for a, b in itertools.pairwise(cuts)]],
             max_tokens=[ENDLESS],
             caches=[roomy(state)],
-            all_tokens=[tokens[:covered]],
+            all_tokens=[tokens[:before]],
         )
         self._sampler.add(uid, request, constraint, made)
-        self._rows[uid] = _Row(request, covered, boundaries)
+        self._rows[uid] = _Row(request, cached, before, boundaries)
         self._uids[request.request_id] = uid
+        if request.media is not None and (shift := self._model.shift(request.media)):
+            self._shifts[uid] = shift
 
     def remove(self, request_ids: Sequence[str], *, keep: bool) -> None:
         """Drop rows; with `keep`, their states become prefixes."""
+        gone = set(request_ids)
+        self._looking = deque(look for look in self._looking if look.request.request_id not in gone)
         uids = [self._uids[i] for i in request_ids if i in self._uids]
         if not uids:
             return
@@ -192,6 +228,7 @@ class BatchBackend(Resident):
         if row is not None:
             del self._uids[row.request.request_id]
         self._sampler.discard(uid)
+        self._shifts.pop(uid, None)
 
     def next(self) -> list[Event]:
         """One decode step and at most one prefill chunk."""
@@ -200,7 +237,7 @@ class BatchBackend(Resident):
         events: list[Event] = []
         for response in prompts:
             row = self._rows[response.uid]
-            done, total = (row.cached + count for count in response.progress)
+            done, total = (row.before + count for count in response.progress)
             events.append(Prefilled(row.request.request_id, done, total, row.cached))
             if response.end_of_segment and done in row.boundaries:
                 self._checkpoint([response.uid])
@@ -210,15 +247,36 @@ class BatchBackend(Resident):
             asked = request.params.logprobs
             logprob = None if asked is None else logprob_of(response.token, response.logprobs, asked)
             events.append(Token(request.request_id, response.token, logprob))
-        return events + self._drop_faulty()
+        return events + self._drop_faulty() + self._look()
+
+    def _look(self) -> list[Event]:
+        """Go on with the pictures of one prompt; it joins the batch when they are done."""
+        if not self._looking:
+            return []
+        look = self._looking[0]
+        request = look.request
+        try:
+            finished = look.step(self._model, self._generator.prefill_step_size)
+            if finished:
+                self._looking.popleft()
+                self._join(request, look.made, look.state, look.done, look.cached)
+        except Exception as error:
+            if self._looking and self._looking[0] is look:
+                self._looking.popleft()
+            return [Fault(request.request_id, error)]
+        return [
+            Prefilled(
+                request.request_id, look.done, len(request.prompt_token_ids) + len(look.made), look.cached
+            )
+        ]
 
     def _checkpoint(self, uids: list[int]) -> None:
         """Store the states of some rows; what goes wrong here costs a later prompt time, and nobody an answer."""
         if self._prefix is None:
             return
         try:
-            for state, tokens in self._generator.extract_cache(uids).values():
-                self._prefix.store(list(tokens), state)
+            for uid, (state, tokens) in self._generator.extract_cache(uids).items():
+                self._prefix.store(self._rows[uid].request.key(tokens), state)
         except Exception:
             log.exception("mlx_nb: could not store a prefix")
 
@@ -236,16 +294,19 @@ class BatchBackend(Resident):
     def reset(self) -> list[str]:
         """Begin again with an empty batch. A prompt that fails spares the rows in decode, and the other way round."""
         at_work = set(self._sampler.at_work)
-        spared = [row.request.request_id for uid, row in self._rows.items() if uid not in at_work]
+        spared = [row.request.request_id for uid, row in self._rows.items() if at_work and uid not in at_work]
         with contextlib.suppress(Exception):  # it is broken anyway
             self._generator.close()
+        spared += [look.request.request_id for look in self._looking]
         self._rows.clear()
         self._uids.clear()
+        self._shifts.clear()
+        self._looking.clear()
         self._sampler = RowSampler()
         self._generator = self._make_generator(self._sampler)
         self._prefill_seen = (0, 0.0)
         mx.clear_cache()
-        return spared if at_work else []
+        return spared
 
     def _adapt_chunk(self) -> None:
         """Size the next prefill chunk from the speed of the last one.
@@ -278,10 +339,12 @@ class BatchBackend(Resident):
         mx.clear_cache()
 
     def _kv_bytes(self) -> int:
-        return int(self._generator.prompt_cache_nbytes) if self._rows else 0
+        looking = sum(look.nbytes() for look in self._looking)
+        return looking + (int(self._generator.prompt_cache_nbytes) if self._rows else 0)
 
     def close(self) -> None:
         """Let go of the model."""
         self._generator.close()
+        self._looking.clear()
         del self._generator, self._sampler
         super().close()

@@ -16,7 +16,7 @@ from ..config import EngineConfig
 from ..errors import CacheMismatchError, RequestError
 from ..footprint import KVFootprint
 from ..outputs import LoadProgress, TokenLogprob
-from ..request import Request
+from ..request import Media, Request
 from ..sampling import SamplingParams
 from .base import BackendFactory, CacheStats, Event, Fault, Memory, ModelInfo, Prefilled, Token
 from .text import WindowDetokenizer
@@ -107,6 +107,10 @@ class FakeCodec:
     def encode(self, text: str) -> list[int]:
         """One token a byte."""
         return text_tokens(text)
+
+    def read_media(self, text: str, pictures: Sequence[Any], clips: Sequence[Any]) -> Media:
+        """It sees nothing."""
+        raise RequestError("the fake model takes no images: leave them out")
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Bytes to text; EOS is shown as ``<eos>``."""

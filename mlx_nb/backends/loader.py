@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ModelLoadError
 from ..outputs import LoadProgress
 from . import cpu_blas
+from .vision_files import read_vision_model, sees
+from .vision_inputs import MediaReader
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -65,6 +67,8 @@ class LoadedModel:
         For people: "MLX 0.32.4, CPU + OpenBLAS".
     notes : tuple of str
         What was done to the model on the way, a line each.
+    reader : MediaReader, optional
+        For prompts with pictures; `model` is then a `Sighted`.
     """
 
     model: nn.Module
@@ -76,6 +80,7 @@ class LoadedModel:
     context_length: int | None
     backend: str
     notes: tuple[str, ...] = ()
+    reader: MediaReader | None = None
 
 
 def load(
@@ -83,9 +88,10 @@ def load(
     *,
     adapter_path: str | Path | None = None,
     trust_remote_code: bool = False,
+    text_only: bool = False,
     on_progress: Callable[[LoadProgress], None] | None = None,
 ) -> LoadedModel:
-    """Load a folder in mlx-lm's format.
+    """Load a folder in the format of mlx-lm, or of mlx-vlm if it has all that pictures take.
 
     Parameters
     ----------
@@ -95,6 +101,8 @@ def load(
         Folder of a LoRA, DoRA or full fine-tune made by ``mlx_lm.lora``.
     trust_remote_code
         Let the folder's own Python files run.
+    text_only
+        Leave out what a model that sees has for it. So it is with an adapter: mlx-lm's know the text part alone.
 
     Raises
     ------
@@ -108,7 +116,12 @@ def load(
     _prepare_mlx()
 
     report(LoadProgress("load", f"Loading {path.name}", None))
-    model, config = _read_model(path, trust_remote_code)
+    config = _read_config(path)
+    processor = None
+    if adapter_path is None and not text_only and sees(path, config):
+        model, processor = read_vision_model(path, trust_remote_code)
+    else:
+        model, config = _read_model(path, config, trust_remote_code)
     notes: list[str] = []
     if half_precision_is_emulated():
         notes += _to_float32(model)
@@ -125,10 +138,16 @@ def load(
             f"The weights in {path} can't be read: {_line(error)}. Fetch it again."
         ) from error
     tokenizer = _read_tokenizer(path, config, trust_remote_code)
+    reader = None
+    if processor is not None:
+        from .vision import Sighted
+
+        reader = MediaReader(processor, model.config)
+        reader.lend_template(tokenizer)
 
     precision = _precision(model)
     loaded = LoadedModel(
-        model=model,
+        model=model if reader is None else Sighted(model),
         tokenizer=tokenizer,
         path=path,
         fingerprint=_fingerprint(path, adapter_path, precision),
@@ -137,6 +156,7 @@ def load(
         context_length=_context_length(config),
         backend=device_name(),
         notes=tuple(notes),
+        reader=reader,
     )
     report(LoadProgress("ready", f"{path.name} is loaded ({precision}, {loaded.backend})", 1.0))
     return loaded
@@ -262,17 +282,24 @@ def _check_adapter(adapter_path: str | Path | None) -> None:
             raise ModelLoadError(f"{folder} is no adapter: it lacks {name}, which mlx_lm.lora writes.")
 
 
-def _read_model(path: Path, trust_remote_code: bool) -> tuple[nn.Module, dict[str, Any]]:
-    import mlx_lm
-    from mlx_lm.utils import load_model
-
+def _read_config(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        model_type = config["model_type"]
+        config: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        config["model_type"]
     except (ValueError, KeyError, TypeError) as error:
         raise ModelLoadError(
             f"{path / 'config.json'} is damaged ({_line(error)}): fetch it again."
         ) from error
+    return config
+
+
+def _read_model(
+    path: Path, config: dict[str, Any], trust_remote_code: bool
+) -> tuple[nn.Module, dict[str, Any]]:
+    import mlx_lm
+    from mlx_lm.utils import load_model
+
+    model_type = config["model_type"]
     try:
         # Lazily: what the precision policy throws away is then never held in memory as a whole.
         model, config = load_model(path, lazy=True, trust_remote_code=trust_remote_code)

@@ -66,6 +66,7 @@ class Pretrained:
             path,
             adapter_path=self._adapter_path,
             trust_remote_code=self._trust_remote_code,
+            text_only=self._single is not None,
             on_progress=on_progress,
         )
         from .batch import BatchBackend
@@ -78,10 +79,11 @@ class Pretrained:
             context_length=loaded.context_length,
             fingerprint=loaded.fingerprint,
             notes=loaded.notes,
+            takes_images=loaded.reader is not None,
         )
         if self._single is not None:
             return self._single_stream(loaded, config, info, on_progress)
-        return BatchBackend(loaded.model, loaded.tokenizer, config, info)
+        return BatchBackend(loaded.model, loaded.tokenizer, config, info, loaded.reader)
 
     def _single_stream(
         self,
@@ -124,7 +126,9 @@ class Pretrained:
         if source == self._source and self._adapter_path is None:
             return target.model
         path = sources.fetch(source, on_progress)
-        helper = loader.load(path, trust_remote_code=self._trust_remote_code, on_progress=on_progress)
+        helper = loader.load(
+            path, trust_remote_code=self._trust_remote_code, text_only=True, on_progress=on_progress
+        )
         ours, theirs = (each.tokenizer for each in (target, helper))
         if ours.get_vocab() != theirs.get_vocab():
             raise ModelLoadError(

@@ -25,6 +25,7 @@ from .grammar import Grammars, grammar_source
 from .loader import device_name
 from .prefix_cache import PrefixCache
 from .text import TokenizerCodec
+from .vision_inputs import MediaReader
 
 __all__ = ["Resident"]
 
@@ -38,6 +39,8 @@ class Resident:
         As mlx-lm loads them, every array evaluated on the thread that made it (`loader.evaluate`).
     info : ModelInfo, optional
         What the loader found out.
+    reader : MediaReader, optional
+        Of a model that sees.
     """
 
     prefills_sparsely = False
@@ -47,10 +50,15 @@ class Resident:
     """How many prefixes are stored at most; None leaves it to their bytes."""
 
     def __init__(
-        self, model: Any, tokenizer: Any, config: EngineConfig, info: ModelInfo | None = None
+        self,
+        model: Any,
+        tokenizer: Any,
+        config: EngineConfig,
+        info: ModelInfo | None = None,
+        reader: MediaReader | None = None,
     ) -> None:
         self.info = info or _describe(model, config.model_name)
-        self.codec = TokenizerCodec(tokenizer, _vocabulary_size(model, tokenizer))
+        self.codec = TokenizerCodec(tokenizer, _vocabulary_size(model, tokenizer), reader)
         if not self.info.fingerprint:
             self.info = replace(self.info, fingerprint=_fingerprint(model, self.codec))
         self.check = functools.partial(_check, self.codec, self.prefills_sparsely)

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from ..codec import Piece, Splitter
+from ..request import Media
 from ..sampling import SamplingParams
+from .vision_inputs import MediaReader
 
 __all__ = ["LeadingThought", "MarkerSplitter", "PlainSplitter", "TokenizerCodec", "WindowDetokenizer"]
 
@@ -143,7 +145,7 @@ class LeadingThought:
 class TokenizerCodec:
     """A `Codec` over mlx-lm's TokenizerWrapper, or a bare Hugging Face tokenizer."""
 
-    def __init__(self, tokenizer: Any, vocabulary_size: int) -> None:
+    def __init__(self, tokenizer: Any, vocabulary_size: int, reader: MediaReader | None = None) -> None:
         from mlx_lm.generate import make_text_state_machine
         from mlx_lm.tokenizer_utils import TokenizerWrapper
 
@@ -156,6 +158,7 @@ class TokenizerCodec:
         self.chat_tokenizer = tokenizer
         self.eos_token_ids = frozenset(tokenizer.eos_token_ids)
         self.vocabulary_size = vocabulary_size
+        self._reader = reader
         self._machine = (
             make_text_state_machine(tokenizer)
             if tokenizer.has_thinking or tokenizer.has_tool_calling
@@ -170,6 +173,11 @@ class TokenizerCodec:
         bos = self.chat_tokenizer.bos_token
         add = bos is None or not text.startswith(bos)
         return list(self.chat_tokenizer.encode(text, add_special_tokens=add))
+
+    def read_media(self, text: str, pictures: Sequence[Any], clips: Sequence[Any]) -> Media:
+        """See `MediaReader.read`."""
+        assert self._reader is not None, "whoever asks looks at ModelInfo.takes_images first"
+        return self._reader.read(text, pictures, clips)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the tokens, special ones included."""

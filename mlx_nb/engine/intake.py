@@ -15,7 +15,8 @@ from ..codec import Codec
 from ..config import SparsePrefill
 from ..errors import RequestError
 from ..footprint import KVFootprint
-from ..request import Request
+from ..prompts.media import load_image, load_video
+from ..request import Media, Request
 from ..sampling import SamplingParams
 from ..validation import flag, integer, number
 
@@ -108,12 +109,10 @@ class Intake:
         params = SamplingParams() if sampling_params is None else sampling_params
         if not isinstance(params, SamplingParams):
             raise RequestError(f"sampling_params must be a SamplingParams, got {type(params).__name__}")
-        if images or videos:
-            name = self.info.name or "this model"
-            raise RequestError(f"{name} takes text only: leave images and videos out")
         if not isinstance(request_id, str | None):
             raise RequestError(f"request_id must be a text, got {request_id!r}")
-        tokens = self._tokens(prompt)
+        media = self._media(prompt, images, videos) if images or videos else None
+        tokens = self._fitting(self._tokens(prompt) if media is None else media.tokens)
         if integer("prefix_boundary", prefix_boundary, low=0) > len(tokens):
             raise RequestError(
                 f"prefix_boundary {prefix_boundary} is beyond the prompt's {len(tokens)} tokens"
@@ -135,6 +134,7 @@ class Intake:
             preview=self._preview(prompt if preview is None else preview),
             keep=keep,
             sparse_prefill=options.get("sparse_prefill"),
+            media=media,
         )
         self._check(request)
         return request
@@ -172,6 +172,20 @@ class Intake:
                 tokens = [integer("a prompt token id", i, low=0, high=highest) for i in tokens]
         else:
             raise RequestError(f"a prompt is text or a list of token ids, got {type(prompt).__name__}")
+        return tokens
+
+    def _media(self, prompt: Prompt, images: Sequence[Any] | None, videos: Sequence[Any] | None) -> Media:
+        name = self.info.name or "this model"
+        if images and not self.info.takes_images:
+            raise RequestError(f"{name} takes no images: leave them out, or choose a model that does")
+        if videos and not self.info.takes_videos:
+            raise RequestError(f"{name} takes no videos: leave them out, or choose a model that does")
+        pictures = [load_image(image) for image in _listed("images", images)]
+        clips = [load_video(video) for video in _listed("videos", videos)]
+        text = prompt if isinstance(prompt, str) else self.codec.decode(self._tokens(prompt))
+        return self.codec.read_media(text, pictures, clips)
+
+    def _fitting(self, tokens: list[int]) -> list[int]:
         if not tokens:
             raise RequestError("the prompt is empty: give at least one token")
         limit = self.info.context_length
@@ -197,6 +211,14 @@ class Intake:
         ):  # a tokenizer's fault here costs people a preview, and nobody an answer
             text = prompt[:400] if isinstance(prompt, str) else self.codec.decode(prompt[:40])
         return " ".join(text.split())[:120]
+
+
+def _listed(name: str, given: Sequence[Any] | None) -> list[Any]:
+    if given is None:
+        return []
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        raise RequestError(f"{name} must be a list, got {type(given).__name__}")
+    return list(given)
 
 
 def _deadline(arrival: float, timeout: float | None) -> float | None:

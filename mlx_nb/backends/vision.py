@@ -1,0 +1,155 @@
+"""Models of mlx-vlm in the batch of mlx-lm: the language part as a text model, and prompts with pictures before it.
+
+A prompt with pictures is prefilled alone, in chunks, up to its last picture; what follows is plain text to the
+batch, at positions shifted by what its pictures took. So no family's batching of pictures matters here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models import cache as lm_cache
+
+from ..request import Media, Request
+
+__all__ = ["Looking", "Sighted"]
+
+
+class Sighted:
+    """An mlx-vlm model, called as mlx-lm calls its own.
+
+    Attributes
+    ----------
+    shifts_positions : bool
+        Whether pictures take other positions than tokens (Qwen's rotary embedding in three dimensions): calls then
+        say how far each row's positions are `shifted`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._language = model.language_model
+        self.model_type = str(model.config.model_type)
+        self.args = getattr(model.config, "text_config", model.config)
+        self.layers = self._language.layers
+        self.shifts_positions = callable(getattr(self._language, "get_rope_index", None))
+
+    def parameters(self) -> Any:
+        """Of the whole model, its eyes included."""
+        return self._model.parameters()
+
+    def make_cache(self) -> list[Any]:
+        """A row's blank caches, as mlx-lm's classes: those are what its batch can merge."""
+        make = getattr(self._language, "make_cache", None)
+        if make is None:
+            return [lm_cache.KVCache() for _ in self.layers]
+        return [_of_mlx_lm(cache) for cache in make()]
+
+    def __call__(
+        self, tokens: mx.array, cache: list[Any] | None = None, shifted: Sequence[int] | None = None
+    ) -> mx.array:
+        """Logits, shape (rows, length, vocabulary)."""
+        more = {}
+        if self.shifts_positions:
+            # Always said: left to itself the model goes by what it remembers of the call before.
+            more["position_ids"] = _positions(tokens.shape, cache, shifted)
+        logits: mx.array = self._language(tokens, cache=cache, **more).logits
+        return logits
+
+    def shift(self, media: Media) -> int:
+        """How far the positions after the pictures are from the number of tokens before them."""
+        if not self.shifts_positions:
+            return 0
+        grids = [_array(media, f"{kind}_grid_thw") for kind in ("image", "video")]
+        _, delta = self._language.get_rope_index(mx.array([media.tokens]), *grids, None)
+        return int(delta.reshape(-1)[0].item())
+
+    def embed(self, media: Media) -> tuple[mx.array, dict[str, Any]]:
+        """The prompt's embeddings, its pictures in place, and what else the language part wants to know of them."""
+        known = {name: mx.array(value) for name, value in media.arrays.items()}
+        pixels, mask = known.pop("pixel_values", None), known.pop("attention_mask", None)
+        out = self._model.get_input_embeddings(mx.array([media.tokens]), pixels, mask=mask, **known)
+        parts = {name: value for name, value in out.to_dict().items() if value is not None}
+        embeddings = parts.pop("inputs_embeds")
+        parts.pop("rope_deltas", None)
+        mx.eval(embeddings, parts)
+        return embeddings, {**known, **parts}
+
+    def prefill(
+        self,
+        media: Media,
+        embedded: tuple[mx.array, dict[str, Any]],
+        state: list[Any],
+        begin: int,
+        end: int,
+    ) -> None:
+        """Put the tokens from `begin` to `end` of a prompt with pictures into `state`, which covers those before."""
+        embeddings, parts = embedded
+        parts = dict(parts)
+        if "position_ids" in parts:
+            parts["position_ids"] = parts["position_ids"][..., begin:end]
+        self._language(
+            mx.array([media.tokens[begin:end]]),
+            inputs_embeds=embeddings[:, begin:end],
+            cache=state,
+            n_to_process=end - begin,
+            logits_to_keep=1,
+            **parts,
+        )
+        mx.eval([cache.state for cache in state])
+
+
+@dataclass(slots=True)
+class Looking:
+    """A prompt whose pictures are being prefilled; `done` tokens are in `state`, `cached` of them from before."""
+
+    request: Request
+    made: tuple[int, ...]
+    state: list[Any]
+    done: int
+    cached: int
+    embedded: tuple[mx.array, dict[str, Any]] | None = field(default=None, repr=False)
+
+    @property
+    def media(self) -> Media:
+        """The pictures."""
+        assert self.request.media is not None
+        return self.request.media
+
+    def step(self, model: Sighted, most: int) -> bool:
+        """Look, or go on by at most so many tokens; whether that was the last of it."""
+        if self.embedded is None:
+            self.embedded = model.embed(self.media)
+        end = min(self.done + most, self.media.last)
+        model.prefill(self.media, self.embedded, self.state, self.done, end)
+        self.done = end
+        return end == self.media.last
+
+    def nbytes(self) -> int:
+        """Of its state."""
+        return sum(int(cache.nbytes) for cache in self.state)
+
+
+def _of_mlx_lm(cache: Any) -> Any:
+    match type(cache).__name__:
+        case "KVCache":
+            return lm_cache.KVCache()
+        case "RotatingKVCache":
+            return lm_cache.RotatingKVCache(max_size=cache.max_size, keep=cache.keep)
+        case _:
+            return cache
+
+
+def _positions(shape: Sequence[int], cache: list[Any] | None, shifted: Sequence[int] | None) -> mx.array:
+    rows, length = shape
+    offset = next((c.offset for c in cache or () if hasattr(c, "offset")), 0)
+    begins = mx.broadcast_to(mx.array(offset).reshape(-1), (rows,))
+    if shifted is not None and any(shifted):
+        begins = begins + mx.array(list(shifted))
+    return mx.broadcast_to(begins[None, :, None] + mx.arange(length), (3, rows, length))
+
+
+def _array(media: Media, name: str) -> mx.array | None:
+    return mx.array(media.arrays[name]) if name in media.arrays else None

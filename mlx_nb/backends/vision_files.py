@@ -1,0 +1,70 @@
+"""Folders of models that see: which they are, and reading them with mlx-vlm."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelLoadError
+
+__all__ = ["ONE_PASS", "read_vision_model", "sees"]
+
+ONE_PASS = {
+    "paligemma": "its prompt attends both ways, so its first token can't be made in a batch with others",
+}
+"""Model types that can't join a batch, and why."""
+_SEEING = ("vision", "visual", "image", "patch")
+_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+
+
+def sees(path: Path, config: dict[str, Any]) -> bool:
+    """Whether a folder has all that pictures take: weights, a processor, and a model of mlx-vlm's.
+
+    Conversions to text alone keep the configuration of what they left out, so the names of the weights decide.
+    """
+    if not config.get("vision_config") or not any((path / name).exists() for name in _PROCESSORS):
+        return False
+    if not any(part in name for name in _tensors(path) for part in _SEEING):
+        return False
+    from mlx_vlm.utils import get_model_and_args
+
+    try:
+        model, _ = get_model_and_args(config)
+    except (ImportError, ValueError, KeyError):
+        return False
+    return hasattr(model, "VisionModel")
+
+
+def read_vision_model(path: Path, trust_remote_code: bool) -> tuple[Any, Any]:
+    """The model, its weights not read yet, and its processor.
+
+    Raises
+    ------
+    ModelLoadError
+        What can't be batched, or can't be read.
+    """
+    from mlx_vlm.utils import load
+
+    model_type = json.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"]
+    if (reason := ONE_PASS.get(model_type)) is not None:
+        raise ModelLoadError(f"{path} is of type {model_type!r}: {reason}. Choose another model.")
+    try:
+        model, processor = load(str(path), lazy=True, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        line = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ModelLoadError(
+            f"{path} is of type {model_type!r}, and mlx-vlm can't load it ({line}): fetch it again, or choose "
+            "another model."
+        ) from error
+    return model, processor
+
+
+def _tensors(path: Path) -> set[str]:
+    """Names of the tensors in a folder, from its files' headers."""
+    names: set[str] = set()
+    for file in path.glob("model*.safetensors"):
+        with file.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            names.update(json.loads(stream.read(size)))
+    return names
