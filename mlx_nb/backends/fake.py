@@ -59,9 +59,16 @@ class _ChatTokenizer:
             lines.append(f"thinking: {'on' if enable_thinking else 'off'}\n")
         for message in messages:
             calls = [_CALL.format(json.dumps(call["function"])) for call in message.get("tool_calls", ())]
-            lines.append(f"{message['role']}: {message['content']}{''.join(calls)}\n")
+            lines.append(f"{message['role']}: {_said(message['content'])}{''.join(calls)}\n")
         text = "".join(lines) + ("assistant: " if add_generation_prompt else "")
         return text_tokens(text) if tokenize else text
+
+
+def _said(content: Any) -> str:
+    """A message's text, with "<image>" for each image."""
+    if not isinstance(content, list):
+        return str(content)
+    return "".join(part.get("text", f"<{part['type']}>") for part in content)
 
 
 _CALL = "<tool_call>{}</tool_call>"
@@ -108,9 +115,21 @@ class FakeCodec:
         """One token a byte."""
         return text_tokens(text)
 
+    @property
+    def image_place(self) -> str:
+        """As the chat template writes it."""
+        return "<image>"
+
+    def image_places(self, text: str) -> int:
+        """Counted."""
+        return text.count("<image>")
+
     def read_media(self, text: str, pictures: Sequence[Any], clips: Sequence[Any]) -> Media:
-        """It sees nothing."""
-        raise RequestError("the fake model takes no images: leave them out")
+        """The text, with pictures and clips at hand for the script."""
+        tokens = text_tokens(text)
+        digest = " ".join(each.digest for each in (*pictures, *clips))
+        arrays = {"pictures": list(pictures), "clips": list(clips)}
+        return Media(tokens, tokens, arrays, digest, len(tokens))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Bytes to text; EOS is shown as ``<eos>``."""
@@ -170,6 +189,7 @@ class FakeBackend:
         step_s: float,
         context_length: int | None,
         kv_budget: int | None,
+        takes_images: bool,
     ) -> None:
         self.kv_budget = kv_budget
         self.codec = FakeCodec()
@@ -179,6 +199,8 @@ class FakeBackend:
             backend="no device",
             context_length=context_length,
             fingerprint="fake",
+            takes_images=takes_images,
+            takes_videos=takes_images,
         )
         self._script = script
         self._step_s = step_s
@@ -319,6 +341,7 @@ def fake_backend(
     load_s: float = 0.0,
     context_length: int | None = 4096,
     kv_budget: int | None = None,
+    takes_images: bool = False,
 ) -> BackendFactory:
     """A factory for ``EngineCore(None, None, backend=…)``.
 
@@ -330,6 +353,8 @@ def fake_backend(
         Seconds that a step and loading take.
     kv_budget : int, optional
         Tokens that all rows may have together, each as long as the longest, in steps of 256.
+    takes_images : bool
+        Take pictures and clips too; a script finds them in the request's ``media.arrays``.
     """
 
     def make(config: EngineConfig, on_progress: Callable[[LoadProgress], None]) -> FakeBackend:
@@ -337,6 +362,6 @@ def fake_backend(
         if load_s:
             time.sleep(load_s)
         on_progress(LoadProgress("ready", "loaded", 1.0))
-        return FakeBackend(config, script, step_s, context_length, kv_budget)
+        return FakeBackend(config, script, step_s, context_length, kv_budget, takes_images)
 
     return make

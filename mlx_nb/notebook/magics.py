@@ -254,8 +254,6 @@ _APART = (
     ("raw", "no_think"),
     ("raw", "image"),
     ("raw", "video"),
-    ("count", "image"),
-    ("count", "video"),
     *(("tools", option.name) for option in STRUCTURE),
 )
 

@@ -26,7 +26,7 @@ from ..outputs import RequestOutput
 from ..prompts.chat import Message, messages_for
 from ..sampling import SamplingParams
 from ..session.conversation import Conversation
-from ..session.media import Media, with_media
+from ..session.media import Media, length, with_media
 from ..session.session import prefix_boundary_for, prompt_for, question_for, to_generation
 from ..session.tools import Called, Tools
 from .formats import Bundle, Said
@@ -136,8 +136,8 @@ class Count:
             return self._count()
 
     def _count(self) -> int | None:
-        tokens = self._ask.tokens()[0]
-        count = len(self._ask.core.codec.encode(tokens) if isinstance(tokens, str) else tokens)
+        tokens, _, media = self._ask.tokens()
+        count = length(self._ask.core, tokens, media)
         if self._ask.out is None:
             return count
         self._shell.push({self._ask.out: count}, interactive=False)

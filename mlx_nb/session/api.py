@@ -24,7 +24,7 @@ from ..prompts.chat import Message
 from ..sampling import SamplingParams
 from .conversation import Conversation
 from .conversation import conversation as conversation_named
-from .media import NO_MEDIA, Media, as_text
+from .media import NO_MEDIA, Media, as_text, length
 from .session import (
     NamedEngine,
     default_session,
@@ -272,15 +272,20 @@ def count_tokens(
     engine: Engine | None = None,
     system: str | None = None,
     raw: bool = False,
+    images: Any = None,
+    videos: Any = None,
     tools: Sequence[ToolLike] | None = None,
     thinking: bool | None = None,
 ) -> int:
-    """How many tokens the model would read for this prompt, the chat template's included unless `raw`."""
-    asked = _Asked(_core(engine), prompt, SamplingParams(thinking=thinking), None, system, raw, tools)
+    """How many tokens the model would read for this prompt.
+
+    Those of the chat template are among them unless it is `raw`, and those of its images and videos.
+    """
+    core, media = _core(engine), Media.of(images, videos)
+    asked = _Asked(core, prompt, SamplingParams(thinking=thinking), None, system, raw, tools, media)
     with interruptible():
-        asked.core.wait_ready()
-    tokens = asked.prompt_tokens()
-    return len(asked.core.codec.encode(tokens) if isinstance(tokens, str) else tokens)
+        core.wait_ready()
+    return asked.length()
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,9 +318,10 @@ class _Asked:
         elif self.raw or self.system is not None:
             raise RequestError("raw and system go with a text: put a system message among the messages")
 
-    def prompt_tokens(self) -> str | list[int]:
-        """What the model reads."""
-        return self._read()[0]
+    def length(self) -> int:
+        """Tokens that the model reads."""
+        tokens, _, media = self._read()
+        return length(self.core, tokens, media)
 
     def requests(self) -> Iterator[dict[str, Any]]:
         """Arguments of `EngineCore.submit`, one for each answer."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..engine.core import EngineCore
 from ..errors import MlxNbError
 from ..prompts.chat import Message, chat_tokens, shared_tokens
-from .media import NO_MEDIA, Media, apart, as_text
+from .media import NO_MEDIA, Media, apart, as_text, length
 
 if TYPE_CHECKING:
     from ..prompts.media import Picture
@@ -118,15 +118,16 @@ class Conversation:
         def tokens(left_out: int) -> list[int]:
             return chat_tokens(engine.codec, messages(left_out)[0], thinking=thinking)
 
+        def size(left_out: int) -> int:
+            return length(engine, tokens(left_out), messages(left_out)[1])
+
         sum((turn.media for turn in self._turns[self.left_out :]), media).check(engine)
 
         left_out, room = min(self.left_out, len(self._turns)), _room(engine, max_tokens)
-        fitted = tokens(left_out)
-        if room is not None and len(fitted) > room:
+        if room is not None and size(left_out) > room:
             fewer = range(left_out, len(self._turns))
-            left_out += bisect.bisect_left(fewer, True, key=lambda k: len(tokens(k)) <= room * 3 // 4)
-            fitted = tokens(left_out)
-        self.left_out = left_out
+            left_out += bisect.bisect_left(fewer, True, key=lambda k: size(k) <= room * 3 // 4)
+        self.left_out, fitted = left_out, tokens(left_out)
         said, seen = messages(left_out)
         boundary = 0 if seen else shared_tokens(engine.codec, said, fitted, thinking=thinking)
         return Fitted(fitted, boundary, left_out, seen)

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..engine.core import EngineCore
+from ..engine.intake import Prompt
 from ..errors import RequestError
 from ..prompts.chat import Message
 
 if TYPE_CHECKING:
     from ..prompts.media import Clip, Picture
 
-__all__ = ["NO_MEDIA", "Media", "apart", "as_text", "check_images", "with_media"]
+__all__ = ["NO_MEDIA", "Media", "apart", "as_text", "check_images", "length", "with_media"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,15 @@ def apart(messages: Iterable[Message]) -> tuple[list[Message], Media]:
                 parts[i] = {"type": kind}
         bare.append({**message, "content": parts} if parts else message)
     return bare, Media.of(found["image"] or None, found["video"] or None)
+
+
+def length(core: EngineCore, prompt: Prompt, media: Media) -> int:
+    """Tokens that the model reads of a prompt, those of its pictures included."""
+    codec = core.codec
+    if media:
+        text = prompt if isinstance(prompt, str) else codec.decode(prompt)
+        return len(codec.read_media(text, media.pictures, media.clips).tokens)
+    return len(codec.encode(prompt) if isinstance(prompt, str) else prompt)
 
 
 def as_text(content: Any) -> str:

@@ -6,21 +6,28 @@ it. It holds the engine only as long as that lasts, and knows nothing of widgets
 
 from __future__ import annotations
 
+import base64
+import itertools
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..engine.core import EngineCore
 from ..errors import EngineNotStarted, MlxNbError
 from ..outputs import RequestOutput
 from ..sampling import SamplingParams
 from ..session.conversation import Conversation
+from ..session.media import NO_MEDIA, Media
 from .protocol import ChatFigures, ChatImage, ChatTurn, TurnEnding
 from .readings import one_line
 
-__all__ = ["NO_FIGURES", "Asking", "Picked", "Question"]
+__all__ = ["NO_FIGURES", "Asking", "Question"]
+
+SMALL = 320
+"""Most pixels of a side of what the panel shows of an image."""
 
 LOADING_S = 0.2
 """Seconds after which a wait for the model looks whether it is still wanted."""
@@ -30,19 +37,19 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Picked:
-    """An image of a question: what the engine takes, and what the panel shows of it."""
-
-    image: object
-    shown: ChatImage
-
-
-@dataclass(frozen=True, slots=True)
 class Question:
-    """What somebody asks."""
+    """What somebody asks: the text, what it is about, and what the panel shows of that."""
 
     text: str
-    pictures: Sequence[Picked] = ()
+    media: Media = NO_MEDIA
+    shown: Sequence[ChatImage] = ()
+
+    @classmethod
+    def about(cls, text: str, media: Media, names: Sequence[str] = ()) -> Question:
+        """A question with small pictures of its media; of a clip it is the first."""
+        pictures = [*media.pictures, *(clip.frames[0] for clip in media.clips)]
+        named = itertools.zip_longest(pictures, names[: len(pictures)], fillvalue="image")
+        return cls(text, media, [_small(picture, name) for picture, name in named])
 
 
 class Asking:
@@ -117,7 +124,7 @@ class Asking:
             return {
                 "key": self.key,
                 "question": self.question.text,
-                "images": [picture.shown for picture in self.question.pictures],
+                "images": list(self.question.shown),
                 "answer": "".join(self._answer),
                 "reasoning": "".join(self._reasoning),
                 "status": {
@@ -167,11 +174,19 @@ class Asking:
             self._ending = "stopped"
             return
         fitted = self._before.fit(
-            core, self.question.text, max_tokens=self._params.max_tokens, thinking=self._params.thinking
+            core,
+            self.question.text,
+            max_tokens=self._params.max_tokens,
+            thinking=self._params.thinking,
+            media=self.question.media,
         )
         self._left_out = fitted.left_out
         request_id = core.submit(
-            fitted.tokens, self._params, prefix_boundary=fitted.prefix_boundary, preview=self.question.text
+            fitted.tokens,
+            self._params,
+            prefix_boundary=fitted.prefix_boundary,
+            preview=self.question.text,
+            **fitted.media.options(),
         )
         with self._lock:
             self._abort, stopped = lambda: core.abort(request_id), self._stopped
@@ -203,6 +218,11 @@ class Asking:
                 self._ending = _ENDINGS.get(output.finish_reason or "", "done")
             elif output.new_reasoning or output.new_text:
                 self._ending = "answering"
+
+
+def _small(picture: Any, name: str) -> ChatImage:
+    data = base64.b64encode(picture.thumbnail_png(SMALL)).decode()
+    return {"name": name, "src": f"data:image/png;base64,{data}"}
 
 
 _ENDINGS: dict[str, TurnEnding] = {"length": "length", "abort": "stopped"}

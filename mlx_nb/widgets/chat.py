@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import traitlets
@@ -18,6 +19,7 @@ from ..prompts.chat import Message
 from ..sampling import SamplingParams
 from ..session.conversation import Conversation
 from ..session.conversation import conversation as conversation_named
+from ..session.media import Media
 from .asking import Question
 from .chat_engine import ChatEngine, Engine
 from .chat_settings import Settings
@@ -132,15 +134,16 @@ class ChatPanel(LiveWidget):
         match parse_message(content):
             case ViewChange(open=True):
                 self._new_view = True
+            case ChatSend(images=[_, *_]) as send:
+                self._feed.ask(replace(send, data=tuple(map(bytes, buffers or ()))))
+                return
         super()._receive(_widget, content, buffers)
 
     def _act(self, asked: Asked) -> None:
         try:
             match asked:
-                case ChatSend(images=[_, *_]):
-                    raise RequestError("this model takes text only: leave images out")
-                case ChatSend(text=text, replaces=replaces):
-                    self._talk.ask(Question(text), self._settings.params, replaces)
+                case ChatSend(replaces=replaces):
+                    self._talk.ask(self._question(asked), self._settings.params, replaces)
                 case ChatSet(values=values):
                     self._settings.change(values)
                 case ChatCommand(action=action):
@@ -150,6 +153,15 @@ class ChatPanel(LiveWidget):
         else:
             self._notice = None
         self._publish()
+
+    def _question(self, send: ChatSend) -> Question:
+        """What was sent; RequestError for what is no image, and for a model that takes none."""
+        if not send.images:
+            return Question(send.text)
+        head = self._engine.head(busy=False, model="")
+        if head["state"] == "idle" and not head["takes_images"]:
+            raise RequestError("this model takes text only: leave images out")
+        return Question.about(send.text, Media.of(list(send.data)), send.images)
 
     def _press(self, action: ChatAction) -> None:
         match action:

@@ -73,6 +73,7 @@ class ChatEngine:
         head |= {
             "model": core.model_name,
             "state": _STATES.get(core.state, "stopped"),
+            "takes_images": core.info.takes_images,
             "can_think": _can_think(core),
         }
         if core.state == "running":

@@ -8,7 +8,7 @@ messages. Knows nothing of engines, traitlets or HTML. `js/test/fixtures/protoco
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
 MonitorState = Literal["loading", "running", "idle", "paused", "unloaded", "stopped", "error"]
@@ -348,13 +348,14 @@ class JobCommand:
 class ChatSend:
     """A question, in place of the turn `replaces` and those after it if that is given.
 
-    `images` are file names; their bytes travel as the message's buffers, in the same order. An edited question
-    keeps the images it had.
+    `images` are file names; their bytes travel as the message's buffers, in the same order, and are `data` then. An
+    edited question keeps the images it had.
     """
 
     text: str
     replaces: str | None
     images: tuple[str, ...]
+    data: tuple[bytes, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..engine.core import EngineCore
 from ..errors import RequestError
@@ -62,7 +62,7 @@ class Talk:
         RequestError
             While an answer is being written, and for a question that says nothing.
         """
-        if not question.text.strip() and not question.pictures:
+        if not question.text.strip() and not question.media:
             raise RequestError("the question is empty: write something")
         with self._lock:
             if self._closed:
@@ -73,7 +73,7 @@ class Talk:
             at = None
             if replaces is not None:
                 at, replaced = self._replaced(replaces)
-                question = Question(question.text, question.pictures or replaced.pictures)
+                question = question if question.media else replace(replaced, text=question.text)
             before = Conversation(self.conversation.system, self.conversation.turns[:at])
             before.left_out = min(self.conversation.left_out, len(before.turns))
             self._at = at
@@ -148,7 +148,7 @@ class Talk:
             while self._at is not None and len(self.conversation.turns) > self._at:
                 self.conversation.undo()
             shown = asking.turn()
-            self.conversation.add(asking.question.text, shown["answer"])
+            self.conversation.add(asking.question.text, shown["answer"], asking.question.media)
             self.conversation.left_out = asking.left_out
             turns = self.conversation.turns
             self._settled = [*self._settled[: len(turns) - 1], _Settled(turns[-1], asking.question, shown)]
@@ -181,12 +181,13 @@ class Talk:
 
     def _told(self, turn: Turn) -> _Settled:
         """A turn that this panel did not ask."""
+        question = Question.about(turn.question, turn.media)
         shown: ChatTurn = {
             "key": f"t{next(self._numbers)}",
             "question": turn.question,
-            "images": [],
+            "images": list(question.shown),
             "answer": turn.answer,
             "reasoning": "",
             "status": {"ending": "done", "problem": None, "thought_s": None, "left_out": 0},
         }
-        return _Settled(turn, Question(turn.question), shown)
+        return _Settled(turn, question, shown)

@@ -71,7 +71,6 @@ def test_a_model_of_text_says_so_in_one_line_and_queues_nothing(run: Run, adopt:
         ("-i 'no such.png'", "there is no file no such.png"),
         ("-i http://127.0.0.1/a.png", "127.0.0.1"),
         ("-i photo --raw", "--raw and --image exclude each other: leave one out"),
-        ("-i photo --count", "--count and --image exclude each other: leave one out"),
         ("--video no/such.mp4", "there is no file no/such.mp4"),
     ],
 )
