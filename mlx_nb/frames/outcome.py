@@ -4,29 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..engine.intake import Prompt
 from ..errors import MlxNbError
 from ..outputs import RequestOutput, TokenLogprob
 from ..sampling import SamplingParams
 
-__all__ = ["Ask", "Image", "Outcome", "Skipped"]
+if TYPE_CHECKING:
+    from ..prompts.media import Picture
+
+__all__ = ["Ask", "Outcome", "Skipped"]
 
 ANSWERED = frozenset({"stop", "length", "tool_calls"})
 
 
 class Skipped(Exception):
     """A row that holds no prompt; the message says why."""
-
-
-class Image(Protocol):
-    """An image that is known by its content."""
-
-    @property
-    def digest(self) -> str:
-        """Hex digest of size and pixels."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +30,7 @@ class Ask:
     prompt: Prompt
     text: str
     params: SamplingParams
-    images: Sequence[Image] | None = None
+    images: Sequence[Picture] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import pandas as pd
 
 from ..engine.core import EngineCore
 from ..engine.interrupts import interruptible
+from ..session.media import Media, length
 from ..validation import integer
 from .columns import column_array
 from .generate import Call
@@ -119,11 +120,12 @@ def _look(call: Call, cells: Cells) -> _Look:
         ask = call.ask(cells)
         tokens = core.codec.encode(ask.prompt) if isinstance(ask.prompt, str) else ask.prompt
         core.check(ask.params, tokens)
+        count = length(core, tokens, Media(tuple(ask.images or ())))
     except Skipped as skipped:
         return _Look("skipped", str(skipped))
     except Exception as error:
         return _Look("failed", Outcome.failed(error).error)
-    return _Look("ready", None, core.codec.decode(tokens), len(tokens), ask.params.max_tokens)
+    return _Look("ready", None, core.codec.decode(tokens), count, ask.params.max_tokens)
 
 
 def _seconds(core: EngineCore, prompt_tokens: int, new_tokens: int) -> float | None:
