@@ -107,7 +107,10 @@ class Memory:
 
 @dataclass(slots=True)
 class CacheStats:
-    """Counters of a prefix cache; `tokens_saved` are prompt tokens that were not prefilled again."""
+    """Counters of a prefix cache; `tokens_saved` are prompt tokens that were not prefilled again.
+
+    The `vision` ones are of what the model saw in pictures: a miss is a pass of its vision tower.
+    """
 
     hits: int = 0
     misses: int = 0
@@ -116,6 +119,9 @@ class CacheStats:
     entry_count: int = 0
     current_bytes: int = 0
     max_bytes: int = 0
+    vision_hits: int = 0
+    vision_misses: int = 0
+    vision_entries: int = 0
 
     def as_dict(self) -> dict[str, float]:
         """The names and units of ``get_cache_stats``."""
@@ -130,6 +136,9 @@ class CacheStats:
             "current_memory_mb": self.current_bytes / 2**20,
             "max_memory_mb": self.max_bytes / 2**20,
             "memory_utilization": self.current_bytes / self.max_bytes if self.max_bytes else 0.0,
+            "vision_hits": self.vision_hits,
+            "vision_misses": self.vision_misses,
+            "vision_entries": self.vision_entries,
         }
 
 

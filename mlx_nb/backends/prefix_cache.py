@@ -1,8 +1,8 @@
-"""KV states of earlier requests, found again by the tokens they cover.
+"""KV states of earlier requests, found again by the tokens they cover, and what the model saw in their pictures.
 
-Entries are keyed by token ids, evicted by true LRU under a byte budget, and never shared with a live row: a row
-works on a copy. A state that can be trimmed serves any prompt that shares a beginning with it; one that can't
-(recurrent or wrapped) serves only prompts that continue it.
+Entries are keyed by token ids (looks at pictures by their content), evicted by true LRU under one byte budget, and
+never shared with a live row: a row works on a copy. A state that can be trimmed serves any prompt that shares a
+beginning with it; one that can't (recurrent or wrapped) serves only prompts that continue it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ log = logging.getLogger("mlx_nb")
 
 State = list[Any]
 Key = tuple[int, ...]
+Look = dict[str, mx.array]
 _TRIE = "prefixes"  # PromptTrie keeps one trie per model; ours has one model
 MANIFEST = "prefix_cache.json"
 
@@ -68,7 +69,9 @@ class PrefixCache:
         self._fingerprint = fingerprint
         self._quantize = quantize
         self._max_entries = max_entries
-        self._entries: OrderedDict[Key, State] = OrderedDict()  # least recently used first
+        self._entries: dict[Key, State] = {}
+        self._looks: dict[str, Look] = {}
+        self._order: OrderedDict[Key | str, None] = OrderedDict()  # of both, the least recently used first
         self._trie = PromptTrie()
         self._holds: Counter[Key] = Counter()
 
@@ -85,7 +88,7 @@ class PrefixCache:
         if key is None:
             self.stats.misses += 1
             return None, 0
-        self._entries.move_to_end(key)
+        self._order.move_to_end(key)
         state = self._unpack(copy.deepcopy(self._entries[key]))
         if covered < len(key):
             trim_prompt_cache(state, len(key) - covered)
@@ -119,6 +122,7 @@ class PrefixCache:
         if key in self._entries:
             self._drop(key)
         self._entries[key] = state
+        self._order[key] = None
         self._trie.add(_TRIE, list(key), key)
         if can_trim_prompt_cache(state):
             # What a longer state covers, it can serve by trimming.
@@ -133,30 +137,72 @@ class PrefixCache:
 
     def sizes(self) -> list[tuple[int, int]]:
         """Tokens and bytes of each entry, the least recently used first."""
-        return [(len(key), _nbytes(state)) for key, state in self._entries.items()]
+        return [(len(key), _nbytes(self._entries[key])) for key in self._order if isinstance(key, tuple)]
+
+    # -- looks ------------------------------------------------------------------------------------------
+
+    def look(self, name: str) -> Look | None:
+        """What the model saw in the picture of that name, if it is still known."""
+        found = self._looks.get(name)
+        if found is None:
+            self.stats.vision_misses += 1
+            return None
+        self._order.move_to_end(name)
+        self.stats.vision_hits += 1
+        return found
+
+    def store_look(self, name: str, look: Look) -> None:
+        """Keep what the model saw in a picture, if the budget allows; evaluated arrays that nobody changes."""
+        size = sum(array.nbytes for array in look.values())
+        if name in self._looks or size > self.stats.max_bytes:
+            return
+        self._looks[name] = look
+        self._order[name] = None
+        self.stats.current_bytes += size
+        self.shrink(self.stats.max_bytes)
+
+    # -- eviction ---------------------------------------------------------------------------------------
 
     def shrink(self, max_bytes: int) -> None:
-        """Evict the least recently used entries until what is left is within `max_bytes`."""
-        most = len(self._entries) if self._max_entries is None else self._max_entries
-        while self._entries and (self.stats.current_bytes > max_bytes or len(self._entries) > most):
-            oldest = next(iter(self._entries))
-            self._drop(next((key for key in self._entries if key not in self._holds), oldest))
-            self.stats.evictions += 1
-        self.stats.entry_count = len(self._entries)
+        """Evict what was least recently used until what is left is within `max_bytes`."""
+        while self._order and self.stats.current_bytes > max_bytes:
+            self._evict(self._order)
+        if self._max_entries is not None:
+            while len(self._entries) > self._max_entries:
+                self._evict(key for key in self._order if isinstance(key, tuple))
+        self._count()
+
+    def _evict(self, candidates: Iterable[Key | str]) -> None:
+        """Drop the first, or of those that are not held if there are any."""
+        keys = list(candidates)
+        key = next((key for key in keys if key not in self._holds), keys[0])
+        if isinstance(key, str):
+            del self._order[key]
+            self.stats.current_bytes -= sum(array.nbytes for array in self._looks.pop(key).values())
+        else:
+            self._drop(key)
+        self.stats.evictions += 1
 
     def clear(self) -> None:
         """Forget all entries; counters stay."""
         self._entries.clear()
+        self._looks.clear()
+        self._order.clear()
         self._trie = PromptTrie()
-        self.stats.current_bytes = self.stats.entry_count = 0
+        self.stats.current_bytes = 0
+        self._count()
 
     def _drop(self, key: Key) -> None:
         self._trie.pop(_TRIE, list(key))
         self._forget(key)
 
     def _forget(self, key: Key) -> None:
+        del self._order[key]
         self.stats.current_bytes -= _nbytes(self._entries.pop(key))
-        self.stats.entry_count = len(self._entries)
+        self._count()
+
+    def _count(self) -> None:
+        self.stats.entry_count, self.stats.vision_entries = len(self._entries), len(self._looks)
 
     def _pack(self, state: State) -> State:
         if self._quantize is None:
@@ -177,16 +223,16 @@ class PrefixCache:
     # -- disk -------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> bool:
-        """Write all entries to `folder`, replacing what it held, at once or not at all."""
+        """Write all states to `folder`, replacing what it held, at once or not at all."""
         if not self._entries:
             return False
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
             files = []
-            for number, (key, state) in enumerate(self._entries.items()):
+            for number, key in enumerate(key for key in self._order if isinstance(key, tuple)):
                 name = f"{number:05d}.safetensors"
-                save_prompt_cache(str(draft / name), state, {"tokens": json.dumps(key)})
+                save_prompt_cache(str(draft / name), self._entries[key], {"tokens": json.dumps(key)})
                 files.append(name)
             manifest = {"format": 1, "fingerprint": self._fingerprint, "files": files}
             (draft / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")

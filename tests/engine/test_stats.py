@@ -30,7 +30,7 @@ RISING = (
 )
 CACHE_NAMES = {
     "hits", "misses", "hit_rate", "evictions", "tokens_saved", "entry_count", "current_memory_mb", "max_memory_mb",
-    "memory_utilization",
+    "memory_utilization", "vision_hits", "vision_misses", "vision_entries",
 }  # fmt: skip
 
 
