@@ -63,6 +63,15 @@ class Codec(Protocol):
         """Token ids, with exactly one BOS where the tokenizer defines one."""
         ...
 
+    @property
+    def image_place(self) -> str:
+        """What a prompt's text has for one picture; empty for models that take none."""
+        ...
+
+    def image_places(self, text: str) -> int:
+        """How many pictures a prompt has places for."""
+        ...
+
     def read_media(self, text: str, pictures: Sequence[Any], clips: Sequence[Any]) -> Media:
         """A prompt with pictures, for models whose `ModelInfo.takes_images`; RequestError if they don't fit it."""
         ...

@@ -159,7 +159,8 @@ class BatchBackend(Resident):
 
     def _make_generator(self, sampler: RowSampler) -> BatchGenerator:
         scheduler = self._config.scheduler_config
-        alone = getattr(self._model, "model_type", None) in PREFILL_ALONE
+        kind = getattr(self._model, "model_type", None)
+        alone = kind in PREFILL_ALONE or getattr(self._model, "prefills_alone", False)
         generator = BatchGenerator(
             _Observed(self._model, sampler, self._shifts),
             sampler=sampler,

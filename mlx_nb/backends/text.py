@@ -174,6 +174,15 @@ class TokenizerCodec:
         add = bos is None or not text.startswith(bos)
         return list(self.chat_tokenizer.encode(text, add_special_tokens=add))
 
+    @property
+    def image_place(self) -> str:
+        """What a prompt has for one picture; empty for a model that sees nothing."""
+        return "" if self._reader is None else self._reader.place
+
+    def image_places(self, text: str) -> int:
+        """How many pictures a prompt has places for."""
+        return 0 if self._reader is None else self._reader.count(text)
+
     def read_media(self, text: str, pictures: Sequence[Any], clips: Sequence[Any]) -> Media:
         """See `MediaReader.read`."""
         assert self._reader is not None, "whoever asks looks at ModelInfo.takes_images first"

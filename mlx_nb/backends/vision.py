@@ -26,6 +26,8 @@ class Sighted:
     shifts_positions : bool
         Whether pictures take other positions than tokens (Qwen's rotary embedding in three dimensions): calls then
         say how far each row's positions are `shifted`.
+    prefills_alone : bool
+        Whether prompts can't be prefilled side by side: mlx-vlm's recurrent layers don't ask where one ends.
     """
 
     def __init__(self, model: Any) -> None:
@@ -34,6 +36,7 @@ class Sighted:
         self.model_type = str(model.config.model_type)
         self.args = getattr(model.config, "text_config", model.config)
         self.layers = self._language.layers
+        self.prefills_alone = any(not hasattr(cache, "offset") for cache in self.make_cache())
         self.shifts_positions = callable(getattr(self._language, "get_rope_index", None))
 
     def parameters(self) -> Any:

@@ -15,7 +15,8 @@ from ..request import Media
 
 __all__ = ["MediaReader"]
 
-_PIXELS = ("pixel_values", "pixel_values_videos")
+UNPADDED = {"llava"}
+"""Model types whose processor refuses the padding that mlx-vlm asks it for."""
 
 
 class MediaReader:
@@ -35,6 +36,14 @@ class MediaReader:
         self._image_ids = _ids(config, "image_token_id", "image_token_index")
         self._video_ids = _ids(config, "video_token_id", "video_token_index")
         self._lock = threading.Lock()  # a fast tokenizer keeps its padding in itself
+        self._tokenizer = getattr(processor, "tokenizer", processor)
+        self.place = _place(processor, config)
+        known = (getattr(processor, name, None) for name in ("boi_token", "image_token"))
+        self._mark = next((mark for mark in known if mark and mark in self.place), self.place)
+
+    def count(self, text: str) -> int:
+        """Places for pictures in a prompt."""
+        return text.count(self._mark)
 
     def lend_template(self, tokenizer: Any) -> None:
         """Let a tokenizer without a chat template have the processor's."""
@@ -44,17 +53,28 @@ class MediaReader:
                 tokenizer.chat_template = template
 
     def read(self, text: str, pictures: Sequence[Any], clips: Sequence[Any]) -> Media:
-        """Token ids with every placeholder widened, pixels, and what the prompt is called in caches.
+        """Token ids with every place widened, pixels, and what the prompt is called in caches.
+
+        A text without places gets them before its first word.
 
         Raises
         ------
         RequestError
-            Placeholders that don't fit the pictures, or what the processor refuses.
+            Places that don't fit the pictures, or what the processor refuses.
         """
         import numpy as np
 
         if clips:
             raise RequestError("this model takes no videos: leave them out")
+        places = self.count(text)
+        if not places:
+            bos = self._bos(text)
+            text = f"{bos}{self.place * len(pictures)}{text.removeprefix(bos)}"
+        elif places != len(pictures):
+            raise RequestError(
+                f"the prompt has {_count(places, 'place')} for images and comes with "
+                f"{_count(len(pictures), 'image')}: write {self._mark} once for each, or not at all"
+            )
         inputs = self._process(text, pictures)
         tokens = [int(token) for token in np.asarray(inputs.pop("input_ids")).reshape(-1)]
         arrays = {name: np.array(value) for name, value in inputs.items() if hasattr(value, "shape")}
@@ -72,24 +92,37 @@ class MediaReader:
     def _process(self, text: str, pictures: Sequence[Any]) -> dict[str, Any]:
         from mlx_vlm.utils import prepare_inputs, should_add_special_tokens
 
-        tokenizer = getattr(self._processor, "tokenizer", self._processor)
-        begun = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
-        special = should_add_special_tokens(self._model_type, self._processor) and not begun
+        images = [picture.image for picture in pictures]
+        special = not self._bos(text) and should_add_special_tokens(self._model_type, self._processor)
         try:
             with self._lock:
+                if self._model_type in UNPADDED:
+                    return dict(self._processor(text=[text], images=images))
                 return dict(
-                    prepare_inputs(
-                        self._processor,
-                        images=[picture.image for picture in pictures],
-                        prompts=text,
-                        add_special_tokens=special,
-                    )
+                    prepare_inputs(self._processor, images=images, prompts=text, add_special_tokens=special)
                 )
         except Exception as error:
             line = " ".join(str(error).split())[:300] or type(error).__name__
             raise RequestError(
                 f"the model's processor refuses this prompt with its images: {line}"
             ) from error
+
+    def _bos(self, text: str) -> str:
+        """The token that the text begins with, if the tokenizer would add it."""
+        bos = self._tokenizer.bos_token or ""
+        return bos if text.startswith(bos) else ""
+
+
+def _place(processor: Any, config: Any) -> str:
+    """What mlx-vlm writes into a question for one picture."""
+    from mlx_vlm.prompt_utils import apply_chat_template
+
+    question = "QUESTION"
+    without, told = (
+        str(apply_chat_template(processor, config, question, num_images=number)).split(question, 1)
+        for number in (0, 1)
+    )
+    return (told[0].removeprefix(without[0]) + told[1].removesuffix(without[1])).strip()
 
 
 def _ids(config: Any, *names: str) -> frozenset[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,18 +31,39 @@ def chat_tokens(
 ) -> list[int]:
     """Token ids of a conversation, ready for the assistant's turn.
 
-    A model without a chat template gets the messages' texts, a blank line between them.
+    A model without a chat template gets the messages' texts, a blank line between them. Contents may be lists of
+    parts, ``{"type": "text", "text": …}`` and ``{"type": "image"}``: each image becomes one place in the prompt.
 
     Raises
     ------
     RequestError
-        When the template refuses the messages, or tools or thinking are asked of a model that can't do it.
+        When the template refuses the messages, or tools, thinking or images are asked of a model that can't do it.
     """
-    tokenizer = codec.chat_tokenizer
-    if not getattr(tokenizer, "has_chat_template", False):
+    images = sum(part.get("type") == "image" for message in messages for part in _parts(message))
+    if images and not codec.image_place:
+        raise RequestError("this model takes no images: leave them out, or start one that does")
+    if not getattr(codec.chat_tokenizer, "has_chat_template", False):
         if tools or thinking is not None:
             raise RequestError("this model has no chat template: leave tools and thinking out")
-        return codec.encode("\n\n".join(str(message["content"]) for message in messages))
+        return codec.encode("\n\n".join(_plain(codec, message)["content"] for message in messages))
+    options = _options(codec.chat_tokenizer, tools, thinking)
+    if not any(map(_parts, messages)):
+        return _templated(codec, messages, options)
+    # Some templates take parts, some know of texts alone, and a few leave out what they don't know.
+    with contextlib.suppress(RequestError):
+        tokens = _templated(codec, messages, options)
+        if codec.image_places(codec.decode(tokens)) >= images:  # more where a text says it too
+            return tokens
+    tokens = _templated(codec, [_plain(codec, message) for message in messages], options)
+    if codec.image_places(codec.decode(tokens)) < images:
+        raise RequestError("the model's chat template leaves images out: write the prompt yourself")
+    return tokens
+
+
+def _options(
+    tokenizer: Any, tools: Sequence[Mapping[str, Any]] | None, thinking: bool | None
+) -> dict[str, Any]:
+    """What the template is told, if the model can do it."""
     if tools and not getattr(tokenizer, "has_tool_calling", False):
         raise RequestError("this model can't call tools: leave tools out, or start one that can")
     if thinking and not getattr(tokenizer, "has_thinking", False):
@@ -51,13 +73,32 @@ def chat_tokens(
         options["tools"] = list(tools)
     if thinking is not None:
         options["enable_thinking"] = thinking
+    return options
+
+
+def _templated(codec: Codec, messages: Sequence[Message], options: Mapping[str, Any]) -> list[int]:
     try:
-        tokens = tokenizer.apply_chat_template(
+        tokens = codec.chat_tokenizer.apply_chat_template(
             list(messages), add_generation_prompt=True, tokenize=True, **options
         )
     except Exception as error:
         raise RequestError(f"the model's chat template refuses these messages: {_line(error)}") from error
     return [int(token) for token in tokens]
+
+
+def _parts(message: Message) -> list[Mapping[str, Any]]:
+    content = message.get("content")
+    return list(content) if isinstance(content, list | tuple) else []
+
+
+def _plain(codec: Codec, message: Message) -> Message:
+    """The message with a text for its parts."""
+    if not (parts := _parts(message)):
+        return {**message, "content": str(message.get("content") or "")}
+    texts = (
+        codec.image_place if part.get("type") == "image" else str(part.get("text", "")) for part in parts
+    )
+    return {**message, "content": "".join(texts)}
 
 
 def shared_tokens(codec: Codec, messages: Sequence[Message], tokens: Sequence[int], **options: Any) -> int:
