@@ -257,7 +257,7 @@ class BatchBackend(Resident):
         look = self._looking[0]
         request = look.request
         try:
-            finished = look.step(self._model, self._generator.prefill_step_size)
+            finished = look.step(self._model, self._generator.prefill_step_size, self._prefix)
             if finished:
                 self._looking.popleft()
                 self._join(request, look.made, look.state, look.done, look.cached)

@@ -6,16 +6,23 @@ batch, at positions shifted by what its pictures took. So no family's batching o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models import cache as lm_cache
 
+from ..errors import RequestError
 from ..request import Media, Request
+from .prefix_cache import PrefixCache
+from .prefix_cache import PrefixCache
 
 __all__ = ["Looking", "Sighted"]
+
+Embedded = tuple[mx.array, dict[str, Any]]
+_DEEP = "deepstack_visual_embeds"
+"""What some models add to deeper layers, a level each."""
 
 
 class Sighted:
@@ -63,27 +70,58 @@ class Sighted:
 
     def shift(self, media: Media) -> int:
         """How far the positions after the pictures are from the number of tokens before them."""
-        if not self.shifts_positions:
-            return 0
-        grids = [_array(media, f"{kind}_grid_thw") for kind in ("image", "video")]
-        _, delta = self._language.get_rope_index(mx.array([media.tokens]), *grids, None)
-        return int(delta.reshape(-1)[0].item())
+        return int(self._rope(media)[1].reshape(-1)[0].item()) if self.shifts_positions else 0
 
-    def embed(self, media: Media) -> tuple[mx.array, dict[str, Any]]:
-        """The prompt's embeddings, its pictures in place, and what else the language part wants to know of them."""
+    def _rope(self, media: Media) -> tuple[mx.array, mx.array]:
+        """Positions of the prompt's tokens, and how far those after it are shifted."""
+        grids = [
+            mx.array(media.arrays[name]) if name in media.arrays else None
+            for name in ("image_grid_thw", "video_grid_thw")
+        ]
+        positions, delta = self._language.get_rope_index(mx.array([media.tokens]), *grids, None)
+        return positions, delta
+
+    def embed(self, media: Media, looks: PrefixCache | None) -> Embedded:
+        """The prompt's embeddings, its pictures in place, and what else the language part wants to know of them.
+
+        What was seen in them comes from `looks`, or goes there.
+        """
         known = {name: mx.array(value) for name, value in media.arrays.items()}
         pixels, mask = known.pop("pixel_values", None), known.pop("attention_mask", None)
-        out = self._model.get_input_embeddings(mx.array([media.tokens]), pixels, mask=mask, **known)
+        look = None if looks is None else looks.look(media.digest)
+        if look is None:
+            out = self._model.get_input_embeddings(mx.array([media.tokens]), pixels, mask=mask, **known)
+        else:
+            out = self._model.get_input_embeddings(mx.array([media.tokens]), None, mask=mask)
         parts = {name: value for name, value in out.to_dict().items() if value is not None}
         embeddings = parts.pop("inputs_embeds")
         parts.pop("rope_deltas", None)
-        mx.eval(embeddings, parts)
+        if embeddings.shape[1] != len(media.tokens):
+            raise RequestError(
+                f"the model makes {embeddings.shape[1]:,} embeddings of {len(media.tokens):,} tokens: mlx-vlm can't "
+                "place these images"
+            )
+        seen = mx.array([i for i, key in enumerate(media.keys) if key < 0])
+        if look is None:
+            deep = parts.get(_DEEP) or []
+            look = {"0": embeddings[0, seen]} | {str(i): level for i, level in enumerate(deep, 1)}
+            mx.eval(embeddings, parts, look)
+            if looks is not None:
+                looks.store_look(media.digest, look)
+        else:
+            embeddings[0, seen] = look["0"]
+            if self.shifts_positions:
+                parts["position_ids"] = self._rope(media)[0]
+            if len(look) > 1:
+                parts[_DEEP] = [look[str(i)] for i in range(1, len(look))]
+                parts["visual_pos_masks"] = mx.array([[key < 0 for key in media.keys]])
+            mx.eval(embeddings, parts)
         return embeddings, {**known, **parts}
 
     def prefill(
         self,
         media: Media,
-        embedded: tuple[mx.array, dict[str, Any]],
+        embedded: Embedded,
         state: list[Any],
         begin: int,
         end: int,
@@ -113,7 +151,7 @@ class Looking:
     state: list[Any]
     done: int
     cached: int
-    embedded: tuple[mx.array, dict[str, Any]] | None = field(default=None, repr=False)
+    embedded: Embedded | None = field(default=None, repr=False)
 
     @property
     def media(self) -> Media:
@@ -121,10 +159,10 @@ class Looking:
         assert self.request.media is not None
         return self.request.media
 
-    def step(self, model: Sighted, most: int) -> bool:
+    def step(self, model: Sighted, most: int, looks: PrefixCache | None) -> bool:
         """Look, or go on by at most so many tokens; whether that was the last of it."""
         if self.embedded is None:
-            self.embedded = model.embed(self.media)
+            self.embedded = model.embed(self.media, looks)
         end = min(self.done + most, self.media.last)
         model.prefill(self.media, self.embedded, self.state, self.done, end)
         self.done = end
@@ -154,5 +192,8 @@ def _positions(shape: Sequence[int], cache: list[Any] | None, shifted: Sequence[
     return mx.broadcast_to(begins[None, :, None] + mx.arange(length), (3, rows, length))
 
 
-def _array(media: Media, name: str) -> mx.array | None:
-    return mx.array(media.arrays[name]) if name in media.arrays else None
+def _seen(embeddings: mx.array, levels: Any) -> dict[str, mx.array]:
+    """What is kept of a look: its embeddings, and those for deeper layers."""
+    kept = {"embeddings": embeddings, **{f"level {i}": level for i, level in enumerate(levels or ())}}
+    mx.eval(kept)
+    return kept
