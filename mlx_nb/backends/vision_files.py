@@ -13,7 +13,6 @@ __all__ = ["REFUSED", "read_vision_model", "sees"]
 
 REFUSED = {
     "paligemma": "its prompt attends both ways, so its first token can't be made in a batch with others",
-    "llava_next": "mlx-vlm makes more embeddings of a picture than its processor makes tokens",
 }
 """Model types that can't be served rightly, and why. Tests tell when that is mended."""
 _SEEING = ("vision", "visual", "image", "patch")

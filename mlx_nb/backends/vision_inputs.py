@@ -17,6 +17,9 @@ __all__ = ["MediaReader"]
 
 UNPADDED = {"llava"}
 """Model types whose processor refuses the padding that mlx-vlm asks it for."""
+NEWLINES_BY_TILE = {"llava_next"}
+"""Model types of which mlx-vlm takes a picture's tiles whole, and as many newlines as patches after them, whatever
+number of tokens its processor makes. A test tells when that is mended."""
 
 
 class MediaReader:
@@ -32,6 +35,7 @@ class MediaReader:
 
     def __init__(self, processor: Any, config: Any) -> None:
         self._processor = processor
+        self._config = config
         self._model_type = str(config.model_type)
         self._image_ids = _ids(config, "image_token_id", "image_token_index")
         self._video_ids = _ids(config, "video_token_id", "video_token_index")
@@ -78,6 +82,8 @@ class MediaReader:
         inputs = self._process(text, pictures)
         tokens = [int(token) for token in np.asarray(inputs.pop("input_ids")).reshape(-1)]
         arrays = {name: np.array(value) for name, value in inputs.items() if hasattr(value, "shape")}
+        if self._model_type in NEWLINES_BY_TILE:
+            tokens = self._by_tile(tokens, arrays)
         digests = [picture.digest for picture in pictures]
         runs = _named(tokens, self._image_ids, digests)
         seen = [i for i, key in enumerate(runs) if key < 0]
@@ -106,6 +112,20 @@ class MediaReader:
             raise RequestError(
                 f"the model's processor refuses this prompt with its images: {line}"
             ) from error
+
+    def _by_tile(self, tokens: list[int], arrays: dict[str, Any]) -> list[int]:
+        """As many tokens for the picture as the model makes embeddings of it; its mask as long."""
+        first = next((i for i, token in enumerate(tokens) if token in self._image_ids), None)
+        if first is None:
+            return tokens
+        after = next(i for i in range(len(tokens) - 1, first, -1) if tokens[i] in self._image_ids) + 1
+        vision = self._config.vision_config
+        patches = (vision.image_size // vision.patch_size) ** 2
+        patches += self._config.vision_feature_select_strategy == "full"  # then its class token stays
+        count = 2 * arrays["pixel_values"].shape[1] * patches
+        widened = [*tokens[:first], *[tokens[first]] * count, *tokens[after:]]
+        arrays["attention_mask"] = arrays["attention_mask"][:, :1].repeat(len(widened), axis=1)
+        return widened
 
     def _bos(self, text: str) -> str:
         """The token that the text begins with, if the tokenizer would add it."""
