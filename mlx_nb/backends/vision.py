@@ -6,7 +6,7 @@ batch, at positions shifted by what its pictures took. So no family's batching o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,6 @@ from mlx_lm.models import cache as lm_cache
 
 from ..errors import RequestError
 from ..request import Media, Request
-from .prefix_cache import PrefixCache
 from .prefix_cache import PrefixCache
 
 __all__ = ["Looking", "Sighted"]
@@ -72,7 +71,7 @@ class Sighted:
         """How far the positions after the pictures are from the number of tokens before them."""
         return int(self._rope(media)[1].reshape(-1)[0].item()) if self.shifts_positions else 0
 
-    def _rope(self, media: Media) -> tuple[mx.array, mx.array]:
+    def _rope(self, media: Media) -> tuple[mx.array, Any]:
         """Positions of the prompt's tokens, and how far those after it are shifted."""
         grids = [
             mx.array(media.arrays[name]) if name in media.arrays else None
@@ -190,10 +189,3 @@ def _positions(shape: Sequence[int], cache: list[Any] | None, shifted: Sequence[
     if shifted is not None and any(shifted):
         begins = begins + mx.array(list(shifted))
     return mx.broadcast_to(begins[None, :, None] + mx.arange(length), (3, rows, length))
-
-
-def _seen(embeddings: mx.array, levels: Any) -> dict[str, mx.array]:
-    """What is kept of a look: its embeddings, and those for deeper layers."""
-    kept = {"embeddings": embeddings, **{f"level {i}": level for i, level in enumerate(levels or ())}}
-    mx.eval(kept)
-    return kept
