@@ -5,6 +5,7 @@ Runs on the caller's thread: what leaves here is plain Python and NumPy. Knows o
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from collections.abc import Iterable, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 from ..errors import RequestError
 from ..request import Media
 
-__all__ = ["MediaReader"]
+__all__ = ["MediaReader", "picture_ids"]
 
 UNPADDED = {"llava"}
 """Model types whose processor refuses the padding that mlx-vlm asks it for."""
@@ -37,7 +38,7 @@ class MediaReader:
         self._processor = processor
         self._config = config
         self._model_type = str(config.model_type)
-        self._image_ids = _ids(config, "image_token_id", "image_token_index")
+        self._image_ids = picture_ids(config)
         self._video_ids = _ids(config, "video_token_id", "video_token_index")
         self._lock = threading.Lock()  # a fast tokenizer keeps its padding in itself
         self._tokenizer = getattr(processor, "tokenizer", processor)
@@ -55,6 +56,7 @@ class MediaReader:
             template = getattr(self._processor, "chat_template", None)
             if template is not None:
                 tokenizer.chat_template = template
+                tokenizer.has_chat_template = True  # mlx-lm's wrapper looked before
 
     def read(self, text: str, pictures: Sequence[Any], clips: Sequence[Any]) -> Media:
         """Token ids with every place widened, pixels, and what the prompt is called in caches.
@@ -134,15 +136,29 @@ class MediaReader:
 
 
 def _place(processor: Any, config: Any) -> str:
-    """What mlx-vlm writes into a question for one picture."""
+    """What mlx-vlm writes into a question for one picture; for a template that can't, the bare tokens."""
     from mlx_vlm.prompt_utils import apply_chat_template
 
     question = "QUESTION"
-    without, told = (
-        str(apply_chat_template(processor, config, question, num_images=number)).split(question, 1)
-        for number in (0, 1)
-    )
-    return (told[0].removeprefix(without[0]) + told[1].removesuffix(without[1])).strip()
+    with contextlib.suppress(Exception):  # it is the model's own template that runs here
+        without, told = (
+            str(apply_chat_template(processor, config, question, num_images=number)).split(question, 1)
+            for number in (0, 1)
+        )
+        place = (told[0].removeprefix(without[0]) + told[1].removesuffix(without[1])).strip()
+        if place:
+            return place
+    if bare := getattr(processor, "boi_token", None):
+        return str(bare)
+    tokenizer = getattr(processor, "tokenizer", processor)
+    bare = tokenizer.decode(sorted(picture_ids(config))[:1], skip_special_tokens=False)
+    frame = ("<|vision_start|>", "<|vision_end|>")
+    return str(bare.join(frame) if set(frame) <= tokenizer.get_vocab().keys() else bare)
+
+
+def picture_ids(config: Any) -> frozenset[int]:
+    """Tokens that stand for pictures, by a model's configuration."""
+    return _ids(config, "image_token_id", "image_token_index")
 
 
 def _ids(config: Any, *names: str) -> frozenset[int]:
