@@ -14,7 +14,9 @@ import functools
 import itertools
 import queue
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from ..engine.core import EngineCore
@@ -49,6 +51,9 @@ LAST_S = 0.2
 LOOP_SHARE_S = 0.005
 """Seconds that an event loop is held at most while rows are being started."""
 
+LOADING_S = 0.1
+"""Seconds between two looks at an engine that loads its model again."""
+
 _PREFILL = SamplingParams(max_tokens=1, temperature=0)
 
 Row = TypeVar("Row")
@@ -57,9 +62,12 @@ Row = TypeVar("Row")
 class Job(Generic[Row]):
     """Rows on their way through an engine.
 
-    A prompt that was asked before with the same parameters, greedy or seeded, isn't run again. What rows have in
-    common at their beginning is prefilled once and held in the prefix cache while they run; rows leave nothing else
-    there.
+    A prompt that was asked before with the same parameters, greedy or seeded, isn't run again, unless it was aborted
+    or its engine stopped. A restarted engine is waited for, so that only the rows it had in flight fail; if it stays
+    stopped all others do, without being asked for.
+
+    What rows have in common at their beginning is prefilled once and held in the prefix cache while they run; rows
+    leave nothing else there.
 
     Parameters
     ----------
@@ -116,13 +124,14 @@ class Job(Generic[Row]):
         self._read_all = False
         self._ahead = Ahead(core)
         self._live: dict[int, tuple[str, Work | Prefix]] = {}
-        self._alike: dict[bytes, list[tuple[int, str]]] = {}
+        self._alike: dict[bytes, deque[tuple[int, str]]] = {}
         self._num_alike = 0
         self._prefix_numbers = itertools.count(-1, -1)
         self._inbox: queue.SimpleQueue[tuple[int, RequestOutput] | None] = queue.SimpleQueue()
         self._wake: Callable[[], None] | None = None
         self._tally = Tally(total, label)
-        self._interrupted = self._stopped = self._paused = False
+        self._interrupted = self._stopped = self._paused = self._loading = False
+        self._gone: Outcome | None = None
 
     # -- any thread -------------------------------------------------------------------------------------
 
@@ -182,14 +191,20 @@ class Job(Generic[Row]):
                 if not started and self._over():
                     return
                 if not started:
-                    await news.wait()
-                    news.clear()
+                    await self._news(news)
                 elif time.monotonic() - held_since > LOOP_SHARE_S:
                     await asyncio.sleep(0)
                 else:
                     continue
                 held_since = time.monotonic()
                 self._collect(block=False)
+
+    async def _news(self, news: asyncio.Event) -> None:
+        if self._loading:  # which leaves no word when it is over
+            await asyncio.sleep(LOADING_S)
+        else:
+            await news.wait()
+            news.clear()
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[None]:
@@ -217,7 +232,8 @@ class Job(Generic[Row]):
 
     def _go_on(self) -> bool:
         """Start a row or read one; False if there is no room, or nothing to do."""
-        if self._paused or len(self._live) >= self._window:
+        self._loading = self._core.state == "loading"  # it would hold this thread until it is loaded
+        if self._loading or self._paused or len(self._live) >= self._window:
             return False
         item = self._ahead.pop()
         if item is None:
@@ -257,6 +273,9 @@ class Job(Generic[Row]):
         )
 
     def _take_in(self, position: int, values: Row) -> None:
+        if self._gone is not None and self._store is None and not self._core.is_running():
+            self._end(position, "", self._gone)
+            return
         try:
             ask = self._ask(values)
             same = repeatable(ask.params)
@@ -275,7 +294,7 @@ class Job(Generic[Row]):
             if (first := self._first.get(key)) is not None and self._recall is not None:
                 self._end(position, ask.text, self._recall(first), reused=True)
                 return
-            self._alike[key] = []
+            self._alike[key] = deque()
         self._read.append(Work(position, ask, key, self._tokens(ask) if self._finds_prefixes else None))
 
     def _tokens(self, ask: Ask) -> list[int] | None:
@@ -317,8 +336,10 @@ class Job(Generic[Row]):
             )
         except Exception as error:
             self._ahead.ended(work)
-            self._keep(work, Outcome.failed(error), error)
-            self._settle(work, Outcome.failed(error))
+            outcome = Outcome.failed(error)
+            if self._is_engines(error):
+                self._gone = outcome
+            self._settle(work, outcome, error)
         else:
             self._live[work.position] = (request_id, work)
 
@@ -350,7 +371,7 @@ class Job(Generic[Row]):
         """Take all that has arrived; with `block`, wait until something has."""
         with contextlib.suppress(queue.Empty):
             while True:
-                item = self._inbox.get(block)
+                item = self._inbox.get(block, LOADING_S if self._loading else None)
                 block = False
                 if item is not None:
                     self._take(*item)
@@ -362,29 +383,43 @@ class Job(Generic[Row]):
             return
         self._ahead.ended(item)
         outcome = Outcome.of(output)
-        self._keep(item, outcome, output.error)
-        self._settle(item, outcome)
+        self._settle(item, outcome, output.error)
 
-    def _keep(self, work: Work, outcome: Outcome, error: BaseException | None) -> None:
-        """Put a row's own outcome into the store; a stopped engine is no row's fault."""
-        if (
-            self._store is not None
-            and work.key is not None
-            and not isinstance(error, EngineStopped | EngineNotStarted)
-        ):
-            self._store.put(work.key, outcome)
-
-    def _settle(self, work: Work, outcome: Outcome, *, reused: bool = False) -> None:
-        """Record the outcome of a row, and of those that wait for it."""
+    def _settle(
+        self, work: Work, outcome: Outcome, error: BaseException | None = None, *, reused: bool = False
+    ) -> None:
+        """Record the outcome of a row, and of those that wait for it; keep it in the store if it is new."""
         self._end(work.position, work.ask.text, outcome, reused=reused)
         if work.key is None:
             return
-        if self._recall is not None and outcome.finish_reason != "abort" and repeatable(work.ask.params):
+        if outcome.finish_reason == "abort" or self._is_engines(error):
+            self._run_next(work)  # it says nothing of the row
+            return
+        if self._store is not None and not reused:
+            self._store.put(work.key, outcome)
+        if self._recall is not None and repeatable(work.ask.params):
             self._first[work.key] = work.position
         alike = self._alike.pop(work.key)
         self._num_alike -= len(alike)
         for position, text in alike:
             self._end(position, text, outcome, reused=True)
+
+    def _is_engines(self, error: BaseException | None) -> bool:
+        """Whether what ended a row ended its engine."""
+        stopped = isinstance(error, EngineStopped | EngineNotStarted)
+        return stopped or (error is not None and not self._core.is_running())
+
+    def _run_next(self, work: Work) -> None:
+        """Of the rows that waited for this one, let one run in its place."""
+        assert work.key is not None
+        if not (alike := self._alike[work.key]):
+            del self._alike[work.key]
+            return
+        position, text = alike.popleft()
+        self._num_alike -= 1
+        if not self._read:
+            self._read_since = time.monotonic()
+        self._read.append(Work(position, replace(work.ask, text=text), work.key, work.tokens))
 
     def _end(self, position: int, text: str, outcome: Outcome, *, reused: bool = False) -> None:
         counted = self._record(position, outcome) or outcome

@@ -118,6 +118,27 @@ def test_a_failure_is_shared_too(adopt: Adopt) -> None:
     assert [outcome.error for outcome in outcomes] == ["RuntimeError: the script failed"] * 3
 
 
+def test_when_one_is_aborted_the_next_like_it_runs(adopt: Adopt) -> None:
+    let_go = threading.Event()
+
+    def slowly(request) -> bytes:
+        let_go.wait(10)
+        return prompt_of(request).encode()
+
+    outcomes: dict[int, Outcome] = {}
+    core = adopt(slowly, batch=2)
+    job = make_job(core, ["a"] * 5, outcomes)
+    thread = threading.Thread(target=job.run)
+    thread.start()
+    until(lambda: job.snapshot().running == 1)
+    core.abort_all()
+    let_go.set()
+    thread.join()
+
+    assert [outcomes[i].finish_reason for i in range(5)] == ["abort", *["stop"] * 4]
+    assert {outcomes[i].text for i in range(1, 5)} == {"a"}
+
+
 def test_answers_that_are_drawn_afresh_are_not_shared(adopt: Adopt) -> None:
     script = Counted()
 
@@ -220,6 +241,50 @@ def test_an_engine_that_stops_leaves_every_other_row_an_error(adopt: Adopt) -> N
     assert {outcome.finish_reason for outcome in outcomes[:15]} == {"stop"}
     assert {outcome.finish_reason for outcome in outcomes[30:]} == {"error"}
     assert all("stopped" in outcome.error for outcome in outcomes[30:])
+
+
+def test_rows_that_an_engine_never_gets_are_not_made_once_it_is_stopped(adopt: Adopt) -> None:
+    made = []
+
+    def prompts() -> Iterator[str]:
+        for number in range(5000):
+            made.append(number)
+            yield str(number)
+
+    def ask(prompt: str) -> Ask:
+        if prompt == "20":
+            core.stop_now()
+        asked.append(prompt)
+        return Ask(prompt, prompt, GREEDY)
+
+    core, asked, outcomes = adopt(batch=2), [], {}
+    Job(core, prompts(), ask, outcomes.__setitem__).run()
+
+    assert len(outcomes) == len(made) == 5000
+    assert len(asked) < 200
+    assert all("stopped" in outcomes[number].error for number in range(200, 5000))
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_restarted_engine_goes_on_with_the_rows_that_are_left(adopt: Adopt, awaited: bool) -> None:
+    def script(request) -> bytes:
+        if prompt_of(request) == "same" and not restarted:
+            restarted.append(True)
+            core.restart_soon()
+        return b"x"
+
+    restarted: list[bool] = []
+    core, outcomes = adopt(script, batch=2), {}
+    job = make_job(core, ["same", *map(str, range(100)), "same"], outcomes)
+    if awaited:
+        asyncio.run(job.arun())
+    else:
+        job.run()
+
+    ends = [outcomes[position].finish_reason for position in range(102)]
+    assert "stopped" in outcomes[0].error
+    assert ends.count("error") <= 5
+    assert ends[-1] == "stop"  # nobody's answer is that the engine was stopped
 
 
 # -- pause, resume, stop ----------------------------------------------------------------------------------------
