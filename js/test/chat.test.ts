@@ -190,6 +190,38 @@ describe("asking", () => {
     expect(field().value).toBe("again");
   });
 
+  test("a question that Python refuses comes back to where it was written", async () => {
+    write("Hello");
+    key(field(), "Enter");
+    await vi.waitFor(() => expect(asked()).toHaveLength(1));
+    head({ problem: "the panel is closed: make another" });
+    expect(field().value).toBe("Hello");
+    expect(button("send").disabled).toBe(false);
+    write("");
+    inState("running");
+    inState("idle");
+    expect(field().value).toBe("");
+  });
+
+  test("so does one that does not arrive, until it arrives late", async () => {
+    vi.useFakeTimers();
+    write("Hello");
+    key(field(), "Enter");
+    await vi.advanceTimersByTimeAsync(1100);
+    expect(field().value).toBe("Hello");
+    talk(turn({ key: "t50", question: "Hello" }));
+    expect(field().value).toBe("");
+  });
+
+  test("one that is in the log does not come back", async () => {
+    write("Hello");
+    key(field(), "Enter");
+    await vi.waitFor(() => expect(asked()).toHaveLength(1));
+    talk(turn({ key: "t51", question: "Hello", status: status({ ending: "failed" }) }));
+    head({ problem: "the engine is stopped" });
+    expect(field().value).toBe("");
+  });
+
   test("Send and Stop are one button in one place; Escape stops too", () => {
     const send = button("send");
     inState("running");
@@ -291,6 +323,8 @@ describe("images", () => {
     expect(asked()[0]).toEqual({ kind: "chat_send", text: "Look", replaces: null, images: ["a.png", "c.png"] });
     expect(buffers[0]!.map((each) => each.byteLength)).toEqual([3, 5]);
     expect(all(".attach figure")).toEqual([]);
+    head({ problem: "c.png is no image" });
+    expect(all(".attach figcaption").map((each) => each.textContent)).toEqual(["a.png", "c.png"]);
   });
 
   test("picked ones can be sent without a word", async () => {

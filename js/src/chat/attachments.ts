@@ -28,6 +28,10 @@ export class Attachments {
     return this.files.length;
   }
 
+  get all(): File[] {
+    return [...this.files];
+  }
+
   allow(allowed: boolean): void {
     this.allowed = allowed;
     this.element.hidden = !allowed && this.files.length === 0;

@@ -1,6 +1,6 @@
 // Where the next question is written; Send and Stop are one button in one place. It is the drop zone too.
 import { h, setText } from "../dom";
-import type { ChatHead } from "../protocol";
+import type { ChatHead, ChatTurn } from "../protocol";
 import { Attachments } from "./attachments";
 import { onKeys } from "./keys";
 
@@ -30,6 +30,9 @@ export class Composer {
   );
   private busy = false;
   private pressed: ReturnType<typeof setTimeout> | undefined;
+  /** What was sent and is not in the log yet: it comes back if it is refused. */
+  private sent: { text: string; files: File[]; back: boolean } | null = null;
+  private known: ReadonlySet<string> = new Set();
   private dragged = 0;
 
   constructor(private readonly actions: ComposerActions) {
@@ -51,10 +54,23 @@ export class Composer {
 
   update(head: ChatHead): void {
     const busy = head.state === "running";
-    if (busy !== this.busy) this.settle();
+    const changed = busy !== this.busy;
     this.busy = busy;
+    if (changed) this.settle();
     this.attachments.allow(head.takes_images);
     this.paint();
+  }
+
+  /** Sees the log, and whether Python has just refused something. */
+  told(turns: readonly ChatTurn[], refused: boolean): void {
+    const { sent, known } = this;
+    this.known = new Set(turns.map(({ key }) => key));
+    if (sent === null) return;
+    if (turns.some(({ key, question }) => !known.has(key) && question === sent.text)) {
+      this.sent = null;
+      if (this.field.value === sent.text) this.field.value = ""; // it came late, after it was given back
+      this.paint();
+    } else if (refused) this.settle();
   }
 
   focus(): void {
@@ -81,6 +97,7 @@ export class Composer {
     if (this.busy || this.pressed !== undefined || (text.trim() === "" && this.attachments.count === 0)) return;
     this.press();
     this.field.value = "";
+    this.sent = { text, files: this.attachments.all, back: false };
     const { names, buffers } = await this.attachments.release();
     this.actions.send(text, names, buffers);
     this.paint();
@@ -101,7 +118,17 @@ export class Composer {
   private settle(): void {
     clearTimeout(this.pressed);
     this.pressed = undefined;
+    this.giveBack();
     this.paint();
+  }
+
+  /** Puts what was sent and did not arrive back, before what was written since. */
+  private giveBack(): void {
+    const { sent } = this;
+    if (sent === null || sent.back || this.busy) return;
+    sent.back = true;
+    this.field.value = [sent.text, this.field.value].filter(Boolean).join("\n");
+    this.attachments.take(sent.files);
   }
 
   private watchDrops(): void {

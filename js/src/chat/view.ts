@@ -89,7 +89,10 @@ export class ChatView {
     const busy = head.state === "running";
     if (before.head !== head) this.paintHead(traits);
     if (before.talk !== talk && !this.log.take(talk)) this.send({ kind: "chat", action: "whole" });
-    if (before.talk !== talk || before.head !== head) this.paintTurns(busy);
+    if (before.talk !== talk || before.head !== head) {
+      this.paintTurns(busy);
+      this.composer.told(this.log.all(), before.head !== head && head.problem !== null);
+    }
     if (before.figures !== figures) this.paintFigures(figures);
     this.drawer.update(settings, head.can_think, this.turns.size === 0);
     this.painted = traits;
