@@ -68,6 +68,11 @@ class Codec(Protocol):
         """What a prompt's text has for one picture; empty for models that take none."""
         ...
 
+    @property
+    def video_place(self) -> str:
+        """What a prompt's text has for one video; empty for models that take none."""
+        ...
+
     def image_places(self, text: str) -> int:
         """How many pictures a prompt has places for."""
         ...

@@ -120,6 +120,11 @@ class FakeCodec:
         """As the chat template writes it."""
         return "<image>"
 
+    @property
+    def video_place(self) -> str:
+        """As the chat template writes it."""
+        return "<video>"
+
     def image_places(self, text: str) -> int:
         """Counted."""
         return text.count("<image>")

@@ -80,6 +80,7 @@ class Pretrained:
             fingerprint=loaded.fingerprint,
             notes=loaded.notes,
             takes_images=loaded.reader is not None,
+            takes_videos=loaded.reader is not None and loaded.reader.takes_videos,
         )
         if self._single is not None:
             return self._single_stream(loaded, config, info, on_progress)

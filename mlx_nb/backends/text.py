@@ -179,6 +179,11 @@ class TokenizerCodec:
         """What a prompt has for one picture; empty for a model that sees nothing."""
         return "" if self._reader is None else self._reader.place
 
+    @property
+    def video_place(self) -> str:
+        """What a prompt has for one video; empty for a model that takes none."""
+        return "" if self._reader is None else self._reader.clip_place
+
     def image_places(self, text: str) -> int:
         """How many pictures a prompt has places for."""
         return 0 if self._reader is None else self._reader.count(text)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import RequestError
 from ..request import Media
 
-__all__ = ["MediaReader", "picture_ids"]
+__all__ = ["MediaReader", "picture_ids", "video_ids"]
 
 UNPADDED = {"llava"}
 """Model types whose processor refuses the padding that mlx-vlm asks it for."""
@@ -39,12 +39,17 @@ class MediaReader:
         self._config = config
         self._model_type = str(config.model_type)
         self._image_ids = picture_ids(config)
-        self._video_ids = _ids(config, "video_token_id", "video_token_index")
+        self._video_ids = video_ids(config)
         self._lock = threading.Lock()  # a fast tokenizer keeps its padding in itself
         self._tokenizer = getattr(processor, "tokenizer", processor)
         self.place = _place(processor, config)
         known = (getattr(processor, name, None) for name in ("boi_token", "image_token"))
         self._mark = next((mark for mark in known if mark and mark in self.place), self.place)
+        # Videos as grids of patches, the way of Qwen. Others are not known to be right: they are refused.
+        names = getattr(getattr(processor, "video_processor", None), "model_input_names", ())
+        self.takes_videos = bool(self._video_ids) and "video_grid_thw" in names
+        self._clip_mark = str(getattr(processor, "video_token", ""))
+        self.clip_place = self.place.replace(self._mark, self._clip_mark) if self.takes_videos else ""
 
     def count(self, text: str) -> int:
         """Places for pictures in a prompt."""
@@ -70,34 +75,41 @@ class MediaReader:
         """
         import numpy as np
 
-        if clips:
-            raise RequestError("this model takes no videos: leave them out")
-        places = self.count(text)
-        if not places:
-            bos = self._bos(text)
-            text = f"{bos}{self.place * len(pictures)}{text.removeprefix(bos)}"
-        elif places != len(pictures):
-            raise RequestError(
-                f"the prompt has {_count(places, 'place')} for images and comes with "
-                f"{_count(len(pictures), 'image')}: write {self._mark} once for each, or not at all"
-            )
-        inputs = self._process(text, pictures)
+        if pictures and clips:
+            raise RequestError("images and videos don't go into one prompt: leave one kind out")
+        text = self._placed(text, len(pictures), self._mark, self.place, "image")
+        text = self._placed(text, len(clips), self._clip_mark, self.clip_place, "video")
+        inputs = self._process(text, pictures, clips)
         tokens = [int(token) for token in np.asarray(inputs.pop("input_ids")).reshape(-1)]
         arrays = {name: np.array(value) for name, value in inputs.items() if hasattr(value, "shape")}
         if self._model_type in NEWLINES_BY_TILE:
             tokens = self._by_tile(tokens, arrays)
-        digests = [picture.digest for picture in pictures]
-        runs = _named(tokens, self._image_ids, digests)
+        kind, ids = ("video", self._video_ids) if clips else ("image", self._image_ids)
+        digests = [f"{kind} {each.digest}" for each in (*pictures, *clips)]
+        runs = _named(tokens, ids, digests)
         seen = [i for i, key in enumerate(runs) if key < 0]
         if not seen:
-            raise RequestError(f"the prompt has no place for its {_count(len(pictures), 'image')}")
+            raise RequestError(f"the prompt has no place for its {_count(len(digests), kind)}")
         last = seen[-1] + 1
         if last == len(tokens):
-            raise RequestError("the prompt ends with its image: ask something after it")
+            raise RequestError(f"the prompt ends with its {kind}: ask something after it")
         digest = hashlib.sha256("\n".join(digests).encode()).hexdigest()
         return Media(tokens, runs, arrays, digest, last)
 
-    def _process(self, text: str, pictures: Sequence[Any]) -> dict[str, Any]:
+    def _placed(self, text: str, number: int, mark: str, place: str, kind: str) -> str:
+        """The text with a place for each; before its words where it has none."""
+        places = text.count(mark) if place else 0
+        if places == number:
+            return text
+        if places:
+            raise RequestError(
+                f"the prompt has {_count(places, 'place')} for {kind}s and comes with "
+                f"{_count(number, kind)}: write {mark} once for each, or not at all"
+            )
+        bos = self._bos(text)
+        return f"{bos}{place * number}{text.removeprefix(bos)}"
+
+    def _process(self, text: str, pictures: Sequence[Any], clips: Sequence[Any]) -> dict[str, Any]:
         from mlx_vlm.utils import prepare_inputs, should_add_special_tokens
 
         images = [picture.image for picture in pictures]
@@ -106,13 +118,15 @@ class MediaReader:
             with self._lock:
                 if self._model_type in UNPADDED:
                     return dict(self._processor(text=[text], images=images))
-                return dict(
-                    prepare_inputs(self._processor, images=images, prompts=text, add_special_tokens=special)
-                )
+                more: dict[str, Any] = {"images": images} if images else {}
+                if clips:
+                    more["videos"] = [_frames(clip) for clip in clips]
+                    more["video_metadata"] = [_metadata(clip) for clip in clips]
+                return dict(prepare_inputs(self._processor, prompts=text, add_special_tokens=special, **more))
         except Exception as error:
             line = " ".join(str(error).split())[:300] or type(error).__name__
             raise RequestError(
-                f"the model's processor refuses this prompt with its images: {line}"
+                f"the model's processor refuses this prompt with its {'videos' if clips else 'images'}: {line}"
             ) from error
 
     def _by_tile(self, tokens: list[int], arrays: dict[str, Any]) -> list[int]:
@@ -161,15 +175,51 @@ def picture_ids(config: Any) -> frozenset[int]:
     return _ids(config, "image_token_id", "image_token_index")
 
 
+def video_ids(config: Any) -> frozenset[int]:
+    """Tokens that stand for frames of a video."""
+    return _ids(config, "video_token_id", "video_token_index")
+
+
 def _ids(config: Any, *names: str) -> frozenset[int]:
     return frozenset(value for name in names if isinstance(value := getattr(config, name, None), int))
 
 
-def _named(tokens: Sequence[int], placeholders: Iterable[int], digests: Sequence[str]) -> list[int]:
-    """The prompt as prefixes are kept under: what stands for pictures is a number below zero, of their content."""
-    name = -1 - int(hashlib.sha256("\n".join(digests).encode()).hexdigest()[:15], 16)
-    wanted = frozenset(placeholders)
-    return [name if token in wanted else token for token in tokens]
+def _frames(clip: Any) -> Any:
+    """Frames x colours x height x width, all of the first one's size."""
+    import numpy as np
+
+    size = clip.frames[0].image.size
+    same = (f.image if f.image.size == size else f.image.resize(size) for f in clip.frames)
+    return np.stack([np.asarray(image) for image in same]).transpose(0, 3, 1, 2)
+
+
+def _metadata(clip: Any) -> dict[str, Any]:
+    number = len(clip.frames)
+    return {"total_num_frames": number, "fps": clip.fps, "frames_indices": list(range(number))}
+
+
+def _named(tokens: Sequence[int], wanted: frozenset[int], digests: Sequence[str]) -> list[int]:
+    """The prompt as prefixes are kept under: what stands for pictures is a number below zero, of their content.
+
+    Where each picture is one run of tokens its number is its own, and of all pictures otherwise.
+    """
+    begins = [i for i, t in enumerate(tokens) if t in wanted and (i == 0 or tokens[i - 1] not in wanted)]
+    own = len(begins) == len(digests)
+    names = [_name(digest) for digest in digests] if own else [_name("\n".join(digests))] * len(begins)
+    keys, runs = [], iter(names)
+    name = 0
+    for i, token in enumerate(tokens):
+        if token not in wanted:
+            keys.append(token)
+            continue
+        if i == 0 or tokens[i - 1] not in wanted:
+            name = next(runs)
+        keys.append(name)
+    return keys
+
+
+def _name(digest: str) -> int:
+    return -1 - int(hashlib.sha256(digest.encode()).hexdigest()[:15], 16)
 
 
 def _count(number: int, noun: str) -> str:

@@ -95,9 +95,8 @@ def _plain(codec: Codec, message: Message) -> Message:
     """The message with a text for its parts."""
     if not (parts := _parts(message)):
         return {**message, "content": str(message.get("content") or "")}
-    texts = (
-        codec.image_place if part.get("type") == "image" else str(part.get("text", "")) for part in parts
-    )
+    places = {"image": codec.image_place, "video": codec.video_place}
+    texts = (places.get(part.get("type", "")) or str(part.get("text", "")) for part in parts)
     return {**message, "content": "".join(texts)}
 
 
