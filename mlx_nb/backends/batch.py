@@ -177,6 +177,8 @@ class BatchBackend(Resident):
 
     def insert(self, request: Request, made: Sequence[int] = ()) -> None:
         """Take a request in, on top of the longest prefix that is stored."""
+        if getattr(self._model, "attends_both_ways", False):
+            request = self._model.whole(request)
         tokens = [*request.prompt_token_ids, *made]
         state, covered = self._prefix.fetch(request.key(tokens)) if self._prefix else (None, 0)
         if request.media is not None and covered < request.media.last:

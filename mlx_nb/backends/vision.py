@@ -6,22 +6,34 @@ batch, at positions shifted by what its pictures took. So no family's batching o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models import cache as lm_cache
+from mlx_lm.models.cache import trim_prompt_cache
 
 from ..errors import RequestError
 from ..request import Media, Request
 from .prefix_cache import PrefixCache
+from .vision_inputs import picture_ids, video_ids
 
 __all__ = ["Looking", "Sighted"]
 
 Embedded = tuple[mx.array, dict[str, Any]]
+UNDERSTOOD = {
+    "attention_mask", "attention_mask_4d", "deepstack_visual_embeds", "per_layer_inputs", "position_ids",
+    "visual_pos_masks",
+}  # fmt: skip
+"""What a model may say of a prompt beside its embeddings, to be told when that is prefilled."""
 _DEEP = "deepstack_visual_embeds"
 """What some models add to deeper layers, a level each."""
+
+PLACED = {"paligemma"}
+"""Model types of which mlx-vlm puts what it sees to where the prompt begins, wherever the picture's tokens are: what
+was seen is good for one place."""
 
 
 class Sighted:
@@ -32,6 +44,8 @@ class Sighted:
     shifts_positions : bool
         Whether pictures take other positions than tokens (Qwen's rotary embedding in three dimensions): calls then
         say how far each row's positions are `shifted`.
+    attends_both_ways : bool
+        Whether every token of a prompt looks at all others: it is then prefilled in one pass, text alone included.
     prefills_alone : bool
         Whether prompts can't be prefilled side by side: mlx-vlm's recurrent layers don't ask where one ends.
     """
@@ -44,6 +58,24 @@ class Sighted:
         self.layers = self._language.layers
         self.prefills_alone = any(not hasattr(cache, "offset") for cache in self.make_cache())
         self.shifts_positions = callable(getattr(self._language, "get_rope_index", None))
+        self.attends_both_ways = not self.takes_chunks({})
+        self._picture_ids = picture_ids(model.config) | video_ids(model.config)
+
+    def takes_chunks(self, parts: Mapping[str, Any]) -> bool:
+        """Whether a prompt with what `embed` gave beside the embeddings may be prefilled in several passes."""
+        for part in (self._model, self._language):
+            policy = getattr(part, "chunked_prefill_policy", None)
+            if callable(policy):
+                verdict = policy(prefill_kwargs=dict(parts))
+                return bool(getattr(verdict, "enabled", verdict))
+        return not any(getattr(part, "no_chunked_prefill", False) for part in (self._model, self._language))
+
+    def whole(self, request: Request) -> Request:
+        """A request of a model that attends both ways: its state serves this very prompt, and no longer one."""
+        tokens = request.prompt_token_ids
+        media = request.media or Media(tokens, tokens, {}, "", 0)
+        name = -1 - int(hashlib.sha256(repr(media.keys).encode()).hexdigest()[:15], 16)
+        return replace(request, media=replace(media, keys=[name] * len(tokens), last=len(tokens) - 1))
 
     def parameters(self) -> Any:
         """Of the whole model, its eyes included."""
@@ -60,7 +92,10 @@ class Sighted:
         self, tokens: mx.array, cache: list[Any] | None = None, shifted: Sequence[int] | None = None
     ) -> mx.array:
         """Logits, shape (rows, length, vocabulary)."""
-        more = {}
+        more: dict[str, Any] = {}
+        if self.attends_both_ways and cache is not None:
+            # Left to itself the model would mask nothing, the padding of shorter rows included.
+            more["mask"] = cache[0].make_mask(tokens.shape[1], return_array=True, window_size=None)
         if self.shifts_positions:
             # Always said: left to itself the model goes by what it remembers of the call before.
             more["position_ids"] = _positions(tokens.shape, cache, shifted)
@@ -87,7 +122,11 @@ class Sighted:
         """
         known = {name: mx.array(value) for name, value in media.arrays.items()}
         pixels, mask = known.pop("pixel_values", None), known.pop("attention_mask", None)
-        look = None if looks is None else looks.look(media.digest)
+        if not any(name.startswith("pixel_values") for name in media.arrays):
+            looks = None
+        places = [i for i, token in enumerate(media.tokens) if token in self._picture_ids]
+        name = f"{media.digest} {places[:1]}" if self.model_type in PLACED else media.digest
+        look = None if looks is None else looks.look(name)
         if look is None:
             out = self._model.get_input_embeddings(mx.array([media.tokens]), pixels, mask=mask, **known)
         else:
@@ -95,25 +134,30 @@ class Sighted:
         parts = {name: value for name, value in out.to_dict().items() if value is not None}
         embeddings = parts.pop("inputs_embeds")
         parts.pop("rope_deltas", None)
+        if strange := sorted(parts.keys() - UNDERSTOOD):
+            raise RequestError(
+                f"images of {self.model_type!r} models need {strange[0]} in every step, which a batch can't give: "
+                "choose another model for images"
+            )
         if embeddings.shape[1] != len(media.tokens):
             raise RequestError(
                 f"the model makes {embeddings.shape[1]:,} embeddings of {len(media.tokens):,} tokens: mlx-vlm can't "
                 "place these images"
             )
-        seen = mx.array([i for i, key in enumerate(media.keys) if key < 0])
+        seen = mx.array(places, dtype=mx.uint32)
         if look is None:
             deep = parts.get(_DEEP) or []
             look = {"0": embeddings[0, seen]} | {str(i): level for i, level in enumerate(deep, 1)}
             mx.eval(embeddings, parts, look)
             if looks is not None:
-                looks.store_look(media.digest, look)
+                looks.store_look(name, look)
         else:
             embeddings[0, seen] = look["0"]
             if self.shifts_positions:
                 parts["position_ids"] = self._rope(media)[0]
             if len(look) > 1:
                 parts[_DEEP] = [look[str(i)] for i in range(1, len(look))]
-                parts["visual_pos_masks"] = mx.array([[key < 0 for key in media.keys]])
+                parts["visual_pos_masks"] = mx.array([[token in self._picture_ids for token in media.tokens]])
             mx.eval(embeddings, parts)
         return embeddings, {**known, **parts}
 
@@ -151,6 +195,7 @@ class Looking:
     done: int
     cached: int
     embedded: Embedded | None = field(default=None, repr=False)
+    chunks: bool = True
 
     @property
     def media(self) -> Media:
@@ -162,10 +207,19 @@ class Looking:
         """Look, or go on by at most so many tokens; whether that was the last of it."""
         if self.embedded is None:
             self.embedded = model.embed(self.media, looks)
-        end = min(self.done + most, self.media.last)
+            self.chunks = model.takes_chunks(self.embedded[1])
+            if not self.chunks and self.done:  # one pass over all of it, or over nothing
+                self.state, self.done, self.cached = model.make_cache(), 0, 0
+        last = self.media.last
+        if model.attends_both_ways:
+            model.prefill(self.media, self.embedded, self.state, 0, last + 1)
+            trim_prompt_cache(self.state, 1)  # the batch feeds the last token again, for what comes after it
+            self.done = last
+            return True
+        end = min(self.done + most, last) if self.chunks else last
         model.prefill(self.media, self.embedded, self.state, self.done, end)
         self.done = end
-        return end == self.media.last
+        return end == last
 
     def nbytes(self) -> int:
         """Of its state."""

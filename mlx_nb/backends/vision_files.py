@@ -9,12 +9,8 @@ from typing import Any
 
 from ..errors import ModelLoadError
 
-__all__ = ["REFUSED", "read_vision_model", "sees"]
+__all__ = ["read_vision_model", "sees"]
 
-REFUSED = {
-    "paligemma": "its prompt attends both ways, so its first token can't be made in a batch with others",
-}
-"""Model types that can't be served rightly, and why. Tests tell when that is mended."""
 _SEEING = ("vision", "visual", "image", "patch")
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 
@@ -43,13 +39,11 @@ def read_vision_model(path: Path, trust_remote_code: bool) -> tuple[Any, Any]:
     Raises
     ------
     ModelLoadError
-        What can't be served rightly, or can't be read.
+        What can't be read.
     """
     from mlx_vlm.utils import load
 
     model_type = json.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"]
-    if (reason := REFUSED.get(model_type)) is not None:
-        raise ModelLoadError(f"{path} is of type {model_type!r}: {reason}. Choose another model.")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of parts that are left out here, sound for one

@@ -13,12 +13,10 @@ from vlm_models import FAMILIES, chat, tiny_vlm_folder
 
 from mlx_nb import EngineCore, SamplingParams
 from mlx_nb.backends.pretrained import Pretrained
-from mlx_nb.backends.vision_files import REFUSED
-from mlx_nb.errors import ModelLoadError, RequestError
+from mlx_nb.errors import RequestError
 from mlx_nb.prompts.chat import chat_tokens
 
 FAMILY = "qwen2_vl"
-SERVED = [family for family in FAMILIES if family not in REFUSED]
 
 
 def picture(number: int) -> Image.Image:
@@ -93,7 +91,7 @@ def test_images_are_a_list(engine: EngineCore) -> None:
         engine.submit("a", images="cat.png")
 
 
-@pytest.mark.parametrize("family", SERVED)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_messages_with_parts_become_the_prompt_of_the_chat_template(family: str) -> None:
     running = started(tiny_vlm_folder(family))
     try:
@@ -131,9 +129,3 @@ def test_a_folder_without_a_processor_is_a_text_model(folder: Path) -> None:
             answer(running, chat(FAMILY, "What is it?", images=1), 1)
     finally:
         running.close()
-
-
-@pytest.mark.parametrize("family", sorted(REFUSED))
-def test_a_family_that_would_be_wrong_is_refused_by_name(family: str) -> None:
-    with pytest.raises(ModelLoadError, match=f"'{family}': .*Choose another model"):
-        started(tiny_vlm_folder(family))
