@@ -70,7 +70,7 @@ def adopt_words(name: str, story: str = STORY, *, repeat: int = 1, step_s: float
 
     class WordBackend(FakeBackend):
         def __init__(self, config: EngineConfig) -> None:
-            super().__init__(config, lambda _: [*ids, EOS], step_s, 100_000, None)
+            super().__init__(config, lambda _: [*ids, EOS], step_s, 100_000, None, takes_images=False)
             self.codec = WordCodec(words)
             self._at: dict[str, int] = {}
 
