@@ -84,11 +84,10 @@ class LiveWidget(anywidget.AnyWidget):
     def show(self, **kwargs: Any) -> bool:
         """Show it in the cell that runs; False where outputs can't be published."""
         self._read()
-        view = super()._repr_mimebundle_(**kwargs)
-        shown = None if view is None else outputs.show(self._as_text(), self._as_html(), lambda: view)
-        if shown is None:
+        publish, view = outputs.publisher(self.comm), super()._repr_mimebundle_(**kwargs)
+        if publish is None or view is None:
             return False
-        self._shown.append(shown)
+        self._shown.append(outputs.show(publish, self._as_text(), self._as_html(), view))
         return True
 
     def _ipython_display_(self, **kwargs: Any) -> None:
@@ -123,7 +122,7 @@ class LiveWidget(anywidget.AnyWidget):
 
     def _keep(self, *, now: bool = False) -> None:
         """Bring the snapshots in the notebook up to date, at once or when it is time for it."""
-        publish = outputs.publisher()
+        publish = outputs.publisher(self.comm)
         if publish is None or not self._shown or not (now or time.monotonic() >= self._keep_at):
             return
         self._keep_at = time.monotonic() + SNAPSHOT_S

@@ -3,13 +3,14 @@
 A front end draws the richest form it knows of an output, and of a widget whose kernel is gone it draws an error. So
 each widget is two outputs: a snapshot in HTML, which any page and any export can show, and the live view. Where the
 live view is drawn its style sheet hides the snapshot above it; where it is not, the snapshot hides the error.
-The notebook says how an output is published, since nothing here knows IPython.
+The notebook says how an output is published, since nothing here knows IPython; where its extension isn't loaded, the
+kernel that carries the widget's messages does.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 __all__ = ["Publish", "Shown", "publish_with", "publisher", "show"]
@@ -38,9 +39,27 @@ def publish_with(publish: Publish | None) -> None:
     _way[:] = [] if publish is None else [publish]
 
 
-def publisher() -> Publish | None:
-    """Return how outputs are published, if there is a way."""
-    return _way[0] if _way else None
+def publisher(comm: Any = None) -> Publish | None:
+    """Return how outputs are published, if there is a way: the notebook's, else that of the kernel of `comm`."""
+    if _way:
+        return _way[0]
+    put = getattr(
+        getattr(getattr(getattr(comm, "kernel", None), "shell", None), "display_pub", None), "publish", None
+    )
+    if put is None:
+        return None
+
+    def publish(
+        data: Mapping[str, Any], metadata: Mapping[str, Any], *, display_id: str | None, update: bool
+    ) -> None:
+        put(
+            dict(data),
+            dict(metadata),
+            transient={} if display_id is None else {"display_id": display_id},
+            update=update,
+        )
+
+    return publish
 
 
 class Shown:
@@ -55,15 +74,10 @@ class Shown:
         publish(data, {}, display_id=self._id, update=update)
 
 
-def show(
-    text: str, html: str, view: Callable[[], tuple[Mapping[str, Any], Mapping[str, Any]]]
-) -> Shown | None:
-    """Show a snapshot with the live view after it; None where outputs can't be published."""
-    publish = publisher()
-    if publish is None:
-        return None
+def show(publish: Publish, text: str, html: str, view: tuple[Mapping[str, Any], Mapping[str, Any]]) -> Shown:
+    """Show a snapshot with the live view after it."""
     shown = Shown()
     shown.put(publish, text, html, update=False)
-    data, metadata = view()
+    data, metadata = view
     publish({**data, "text/plain": ""}, metadata, display_id=None, update=False)
     return shown

@@ -54,7 +54,9 @@ def as_html(reading: Reading) -> str:
         f'<td style="{_VALUE}">{escape(value)}</td></tr>'
         for name, value in rows
     )
-    caption = f'<caption style="text-align:left;padding:2px 0">{escape(about)} (snapshot)</caption>'
+    caption = (
+        f'<caption style="text-align:left;padding:2px 0"><bdi>{escape(about)}</bdi> (snapshot)</caption>'
+    )
     return f'<table class="mlx-nb-monitor-snapshot" style="{_TABLE}">{caption}<tbody>{body}</tbody></table>'
 
 

@@ -41,7 +41,7 @@ def as_text(head: ChatHead, turns: Sequence[ChatTurn]) -> str:
 
 def as_html(head: ChatHead, turns: Sequence[ChatTurn]) -> str:
     """The conversation, readable without anything else."""
-    about = escape(f"Chat with {head['model'] or 'no model'} (snapshot)")
+    about = f"Chat with <bdi>{escape(head['model'] or 'no model')}</bdi> (snapshot)"
     body = "".join(map(_turn, turns)) or f'<p style="{_QUIET}">Nothing was said yet.</p>'
     head_line = f'<p style="{_QUIET};margin:0 0 8px">{about}</p>'
     return f'<div class="mlx-nb-chat-snapshot" style="{_BOX}">{head_line}{body}</div>'

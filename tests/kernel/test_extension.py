@@ -83,6 +83,20 @@ def test_a_magic_called_as_the_other_kind_is_one_line(bare: KernelSession, cell:
     assert ran.stderr.count("\n") == 1
 
 
+def test_a_widget_has_its_snapshot_without_the_extension_too() -> None:
+    """Else a reopened notebook would say that the widget's model is not found."""
+    session = KernelSession()
+    try:
+        session.run(ENGINE + "from mlx_nb.widgets import MonitorWidget")
+        snapshot, view = session.run("MonitorWidget(engine)").displays
+
+        assert "mlx-nb-snapshot" in snapshot["text/html"]
+        assert "application/vnd.jupyter.widget-view+json" in view
+        assert not session.ask("'mlx_nb.notebook' in __import__('sys').modules")
+    finally:
+        session.close()
+
+
 def test_a_reload_keeps_engines_running(bare: KernelSession) -> None:
     bare.run("%load_ext mlx_nb\n" + ENGINE)
     bare.run("%reload_ext mlx_nb")
