@@ -57,11 +57,11 @@ def test_models_are_aliases_the_demo_and_what_is_on_disk(complete: Complete) -> 
 
 
 def test_options_that_are_not_given_yet(complete: Complete) -> None:
-    assert complete("%mlx_engine start demo --max") == [
+    assert complete("%mlx_engine start demo --max-n") == [
         "%mlx_engine start demo --max-num-batched-tokens",
         "%mlx_engine start demo --max-num-seqs",
     ]
-    assert complete("%mlx_engine start demo --max-num-seqs 3 --max") == [
+    assert complete("%mlx_engine start demo --max-num-seqs 3 --max-n") == [
         "%mlx_engine start demo --max-num-seqs 3 --max-num-batched-tokens"
     ]
     assert complete("%%mlx_generate --temp") == ["%%mlx_generate --temperature"]
