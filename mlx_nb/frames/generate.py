@@ -91,9 +91,10 @@ def generate_frame(
         With a schema, a column "parsed" of its values, or of instances of the Pydantic model.
     checkpoint : path, optional
         A file that keeps each answer as it is finished, by what was asked of which model. The same call then does
-        only what is missing: after an interrupt, a crash, or a restart of the kernel.
+        only what is missing: after an interrupt, a crash, or a restart of the kernel. A truncated answer is kept as
+        well; with other max_tokens it is another question.
     retry : bool
-        Run rows again that the checkpoint has as failed.
+        Run rows again that the checkpoint has as failed; not those whose answer is there but doesn't fit the schema.
     progress : bool or {"bar", "widget"}
         Show how far the rows are: in a notebook as a widget, else as a bar. The widget's Stop ends the job as if the
         rows had run out: the frame comes back with the others "aborted".
@@ -223,6 +224,10 @@ class Call:
         layout = self._laid_out(Layout(answer, dtype, samples=n, shape=shape), into, join, parsed)
         layout.check(self.rows.source)
         self.form: Form = layout
+        if not (
+            checkpoint is None or isinstance(checkpoint, Path) or (checkpoint and isinstance(checkpoint, str))
+        ):
+            raise RequestError(f"checkpoint is the path of a file, got {checkpoint!r}")
         if checkpoint is None and not retry:
             raise RequestError("retry is about what a checkpoint knows: give one, or leave it out")
         if engine is not None and model is not None:

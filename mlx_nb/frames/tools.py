@@ -89,6 +89,8 @@ async def aextract_frame(
 
 
 def _extracting(data: Any, schema: Any, template: str | None, options: Mapping[str, Any]) -> Call:
+    if schema is None:
+        raise RequestError("extract needs a schema: a Pydantic model, or a JSON schema as dict or text")
     if template is None and "messages" not in options:
         fields = (SamplingParams(schema=schema).json_schema or {}).get("properties") or {}
         named = f" ({', '.join(fields)})" if fields else ""

@@ -62,7 +62,17 @@ def _read_json(text: str, schema: Any) -> Structured:
     try:
         return Structured(True, schema.model_validate_json(text))
     except Exception as error:  # the class's own checks may raise anything
-        return Structured(True, problem=" ".join(str(error).split()) or type(error).__name__)
+        return Structured(True, problem=_problem(error))
+
+
+def _problem(error: Exception) -> str:
+    """One line: of Pydantic's errors the fields and what is wrong with them."""
+    try:
+        found = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]  # type: ignore[attr-defined]
+        text = "; ".join(f"{place}: {message}" if place else message for place, message in found)
+    except Exception:  # none of Pydantic's
+        text = str(error)
+    return " ".join(text.split()) or type(error).__name__
 
 
 def _is_final_choice(text: str, params: SamplingParams) -> bool:

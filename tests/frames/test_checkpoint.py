@@ -115,10 +115,23 @@ def test_checkpoints_keep_what_structure_is_read_from(adopt: Adopt, tmp_path: Pa
     assert [result["n"].tolist() for result in results] == [[3], [3]]
 
 
+def test_truncated_answers_are_kept_and_asked_anew_with_more_tokens(asked: list[str], tmp_path: Path) -> None:
+    frame = pd.DataFrame({"word": ["a long one"]})
+
+    first, again, longer = (generate(frame, tmp_path / "job", max_tokens=n) for n in (3, 3, 30))
+
+    assert first["state"].tolist() == again["state"].tolist() == ["truncated"]
+    assert longer["text"].tolist() == ["A LONG ONE"]
+    assert len(asked) == 2
+
+
 def test_a_checkpoint_that_cant_be_is_one_line(engine, tmp_path: Path) -> None:
     with pytest.raises(mlx_nb.MlxNbError, match="can't be used") as caught:
         pd.Series(["a"]).mlx.generate(checkpoint=tmp_path, progress=False)
     with pytest.raises(RequestError, match="retry is about what a checkpoint knows"):
         pd.Series(["a"]).mlx.generate(retry=False)
+    for path in (True, ""):
+        with pytest.raises(RequestError, match="checkpoint is the path of a file"):
+            pd.Series(["a"]).mlx.generate(checkpoint=path)
 
     assert "\n" not in str(caught.value)

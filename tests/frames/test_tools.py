@@ -114,6 +114,8 @@ async def test_fields_are_read_out_of_texts(adopt: Adopt) -> None:
     assert result["name"].tolist() == ["Ada", pd.NA]
     assert result["age"].dtype == "Int64"
     assert awaited.columns.tolist() == ["text", "who.name", "who.age", "who_error"]
+    with pytest.raises(RequestError, match="extract needs a schema"):
+        notes.mlx.extract(None)
 
 
 # -- score ------------------------------------------------------------------------------------------------------
