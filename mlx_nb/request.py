@@ -10,7 +10,7 @@ from typing import Any
 from .config import SparsePrefill
 from .sampling import SamplingParams
 
-__all__ = ["Media", "Request", "RequestStatus"]
+__all__ = ["Media", "Piece", "Request", "RequestStatus"]
 
 
 class RequestStatus(enum.Enum):
@@ -34,6 +34,28 @@ class RequestStatus(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """A picture of a prompt, or several that a model can only be shown together.
+
+    Attributes
+    ----------
+    name : str
+        Told by what is in it.
+    places : list of int
+        Where its tokens are in the prompt.
+    tokens : list of int
+        A prompt that has only this.
+    arrays : mapping of str to numpy.ndarray
+        Pixels, and what else the model wants to know of them.
+    """
+
+    name: str
+    places: list[int]
+    tokens: list[int]
+    arrays: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Media:
     """Pictures of a prompt, as a model's processor reads them.
 
@@ -44,9 +66,9 @@ class Media:
     keys : list of int
         The same with a number below zero, told by the picture's content, for each token that stands for a picture.
     arrays : mapping of str to numpy.ndarray
-        Pixels, and what else the model wants to know of them.
-    digest : str
-        Of all pictures in their order.
+        What positions depend on besides the tokens.
+    pieces : sequence of Piece
+        In the order of the prompt.
     last : int
         Tokens up to the last picture's end; what follows is plain text.
     """
@@ -54,7 +76,7 @@ class Media:
     tokens: list[int]
     keys: list[int]
     arrays: Mapping[str, Any]
-    digest: str
+    pieces: Sequence[Piece]
     last: int
 
 

@@ -33,13 +33,14 @@ from mlx_lm.models.cache import (
 from ..errors import CacheMismatchError
 from .base import CacheStats
 
-__all__ = ["PrefixCache"]
+__all__ = ["Look", "PrefixCache"]
 
 log = logging.getLogger("mlx_nb")
 
 State = list[Any]
 Key = tuple[int, ...]
 Look = dict[str, mx.array]
+"""What was seen in a picture; evaluated arrays that nobody changes."""
 _TRIE = "prefixes"  # PromptTrie keeps one trie per model; ours has one model
 MANIFEST = "prefix_cache.json"
 

@@ -16,8 +16,8 @@ from mlx_lm.models import cache as lm_cache
 from mlx_lm.models.cache import trim_prompt_cache
 
 from ..errors import RequestError
-from ..request import Media, Request
-from .prefix_cache import PrefixCache
+from ..request import Media, Piece, Request
+from .prefix_cache import Look, PrefixCache
 from .vision_inputs import picture_ids, video_ids
 
 __all__ = ["Looking", "Sighted"]
@@ -28,6 +28,8 @@ UNDERSTOOD = {
     "visual_pos_masks",
 }  # fmt: skip
 """What a model may say of a prompt beside its embeddings, to be told when that is prefilled."""
+TOLD = {"mm_token_type_ids", "token_type_ids"}
+"""What processors say of a prompt's tokens that language parts want to know."""
 _DEEP = "deepstack_visual_embeds"
 """What some models add to deeper layers, a level each."""
 
@@ -73,7 +75,7 @@ class Sighted:
     def whole(self, request: Request) -> Request:
         """A request of a model that attends both ways: its state serves this very prompt, and no longer one."""
         tokens = request.prompt_token_ids
-        media = request.media or Media(tokens, tokens, {}, "", 0)
+        media = request.media or Media(tokens, tokens, {}, (), 0)
         name = -1 - int(hashlib.sha256(repr(media.keys).encode()).hexdigest()[:15], 16)
         return replace(request, media=replace(media, keys=[name] * len(tokens), last=len(tokens) - 1))
 
@@ -115,51 +117,64 @@ class Sighted:
         positions, delta = self._language.get_rope_index(mx.array([media.tokens]), *grids, None)
         return positions, delta
 
-    def embed(self, media: Media, looks: PrefixCache | None) -> Embedded:
-        """The prompt's embeddings, its pictures in place, and what else the language part wants to know of them.
+    def name(self, piece: Piece) -> str:
+        """What a look at it is remembered by."""
+        return f"{piece.name} at {piece.places[0]}" if self.model_type in PLACED else piece.name
 
-        What was seen in them comes from `looks`, or goes there.
+    def look(self, piece: Piece) -> Look:
+        """What the model sees in it: an embedding for each of its tokens, and those for deeper layers.
+
+        Raises
+        ------
+        RequestError
+            If that is not all there is to it, and so can't be told to a batch.
         """
-        known = {name: mx.array(value) for name, value in media.arrays.items()}
+        known = {name: mx.array(value) for name, value in piece.arrays.items()}
         pixels, mask = known.pop("pixel_values", None), known.pop("attention_mask", None)
-        if not any(name.startswith("pixel_values") for name in media.arrays):
-            looks = None
-        places = [i for i, token in enumerate(media.tokens) if token in self._picture_ids]
-        name = f"{media.digest} {places[:1]}" if self.model_type in PLACED else media.digest
-        look = None if looks is None else looks.look(name)
-        if look is None:
-            out = self._model.get_input_embeddings(mx.array([media.tokens]), pixels, mask=mask, **known)
-        else:
-            out = self._model.get_input_embeddings(mx.array([media.tokens]), None, mask=mask)
-        parts = {name: value for name, value in out.to_dict().items() if value is not None}
-        embeddings = parts.pop("inputs_embeds")
-        parts.pop("rope_deltas", None)
+        embeddings, parts = self._embed(piece.tokens, pixels, mask=mask, **known)
         if strange := sorted(parts.keys() - UNDERSTOOD):
             raise RequestError(
                 f"images of {self.model_type!r} models need {strange[0]} in every step, which a batch can't give: "
                 "choose another model for images"
             )
-        if embeddings.shape[1] != len(media.tokens):
+        places = [i for i, token in enumerate(piece.tokens) if token in self._picture_ids]
+        if embeddings.shape[1] != len(piece.tokens) or len(places) != len(piece.places):
             raise RequestError(
-                f"the model makes {embeddings.shape[1]:,} embeddings of {len(media.tokens):,} tokens: mlx-vlm can't "
+                f"the model makes {embeddings.shape[1]:,} embeddings of {len(piece.tokens):,} tokens: mlx-vlm can't "
                 "place these images"
             )
-        seen = mx.array(places, dtype=mx.uint32)
-        if look is None:
-            deep = parts.get(_DEEP) or []
-            look = {"0": embeddings[0, seen]} | {str(i): level for i, level in enumerate(deep, 1)}
-            mx.eval(embeddings, parts, look)
-            if looks is not None:
-                looks.store_look(name, look)
-        else:
-            embeddings[0, seen] = look["0"]
-            if self.shifts_positions:
-                parts["position_ids"] = self._rope(media)[0]
-            if len(look) > 1:
-                parts[_DEEP] = [look[str(i)] for i in range(1, len(look))]
-                parts["visual_pos_masks"] = mx.array([[token in self._picture_ids for token in media.tokens]])
-            mx.eval(embeddings, parts)
-        return embeddings, {**known, **parts}
+        levels = enumerate(parts.get(_DEEP) or (), 1)
+        look = {"0": embeddings[0, mx.array(places)], **{str(i): level for i, level in levels}}
+        mx.eval(look)
+        return look
+
+    def embed(self, media: Media, looks: Sequence[Look | None]) -> Embedded:
+        """The prompt's embeddings with what was seen in its pieces in place, and what else is to be said of them.
+
+        A piece without a look is left as it is: what comes before it in the cache has it.
+        """
+        embeddings, parts = self._embed(media.tokens, None)
+        shown = [(piece, look) for piece, look in zip(media.pieces, looks, strict=True) if look is not None]
+        for piece, look in shown:
+            embeddings[0, mx.array(piece.places)] = look["0"]
+        if shown and len(shown[0][1]) > 1:
+            seen = {place for piece, _ in shown for place in piece.places}
+            parts["visual_pos_masks"] = mx.array([[i in seen for i in range(len(media.tokens))]])
+            parts[_DEEP] = [
+                mx.concatenate([look[str(level)] for _, look in shown])
+                for level in range(1, len(shown[0][1]))
+            ]
+        if self.shifts_positions:
+            parts["position_ids"] = self._rope(media)[0]
+        told = {name: mx.array(value) for name, value in media.arrays.items() if name in TOLD}
+        mx.eval(embeddings, parts)
+        return embeddings, {**told, **parts}
+
+    def _embed(self, tokens: Sequence[int], pixels: mx.array | None, **known: Any) -> Embedded:
+        out = self._model.get_input_embeddings(mx.array([tokens]), pixels, **known)
+        parts = {name: value for name, value in out.to_dict().items() if value is not None}
+        parts.pop("rope_deltas", None)
+        return parts.pop("inputs_embeds"), parts
 
     def prefill(
         self,
@@ -195,6 +210,7 @@ class Looking:
     done: int
     cached: int
     embedded: Embedded | None = field(default=None, repr=False)
+    looks: list[Look | None] = field(default_factory=list, repr=False)
     chunks: bool = True
 
     @property
@@ -206,10 +222,9 @@ class Looking:
     def step(self, model: Sighted, most: int, looks: PrefixCache | None) -> bool:
         """Look, or go on by at most so many tokens; whether that was the last of it."""
         if self.embedded is None:
-            self.embedded = model.embed(self.media, looks)
-            self.chunks = model.takes_chunks(self.embedded[1])
-            if not self.chunks and self.done:  # one pass over all of it, or over nothing
-                self.state, self.done, self.cached = model.make_cache(), 0, 0
+            if self._look(model, looks):
+                return False
+            self.embedded = model.embed(self.media, self.looks)
         last = self.media.last
         if model.attends_both_ways:
             model.prefill(self.media, self.embedded, self.state, 0, last + 1)
@@ -220,6 +235,26 @@ class Looking:
         model.prefill(self.media, self.embedded, self.state, self.done, end)
         self.done = end
         return end == last
+
+    def _look(self, model: Sighted, looks: PrefixCache | None) -> bool:
+        """Look at the next piece that is not known yet; whether there was one. One a step: others wait as long."""
+        if not self.looks:
+            self.chunks = model.takes_chunks({name: mx.array(v) for name, v in self.media.arrays.items()})
+            if not self.chunks and self.done:  # one pass over all of it, or over nothing
+                self.state, self.done, self.cached = model.make_cache(), 0, 0
+        for piece in self.media.pieces[len(self.looks) :]:
+            if piece.places[-1] < self.done:
+                self.looks.append(None)
+                continue
+            known = None if looks is None else looks.look(model.name(piece))
+            if known is None:
+                known = model.look(piece)
+                if looks is not None:
+                    looks.store_look(model.name(piece), known)
+                self.looks.append(known)
+                return True
+            self.looks.append(known)
+        return False
 
     def nbytes(self) -> int:
         """Of its state."""

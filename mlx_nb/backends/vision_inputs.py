@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 from ..errors import RequestError
-from ..request import Media
+from ..request import Media, Piece
 
 __all__ = ["MediaReader", "picture_ids", "video_ids"]
 
@@ -21,6 +22,9 @@ UNPADDED = {"llava"}
 NEWLINES_BY_TILE = {"llava_next"}
 """Model types of which mlx-vlm takes a picture's tiles whole, and as many newlines as patches after them, whatever
 number of tokens its processor makes. A test tells when that is mended."""
+
+ONE_PICTURE = {"paligemma", "llava_next"}
+"""Model types of which mlx-vlm shows the model one picture alone, or refuses several."""
 
 
 class MediaReader:
@@ -73,28 +77,63 @@ class MediaReader:
         RequestError
             Places that don't fit the pictures, or what the processor refuses.
         """
-        import numpy as np
-
         if pictures and clips:
             raise RequestError("images and videos don't go into one prompt: leave one kind out")
         text = self._placed(text, len(pictures), self._mark, self.place, "image")
         text = self._placed(text, len(clips), self._clip_mark, self.clip_place, "video")
+        kind, ids = ("video", self._video_ids) if clips else ("image", self._image_ids)
+        names = [f"{kind} {each.digest}" for each in (*pictures, *clips)]
+        tokens, arrays = self._read(text, pictures, clips)
+        places = [i for i, token in enumerate(tokens) if token in ids]
+        if not places:
+            raise RequestError(f"the prompt has no place for its {_count(len(names), kind)}")
+        if places[-1] + 1 == len(tokens):
+            raise RequestError(f"the prompt ends with its {kind}: ask something after it")
+        pieces = self._apart(names, places, pictures, clips, ids)
+        if pieces is None:
+            pieces = [Piece("\n".join(names), places, tokens, arrays)]
+        keys = list(tokens)
+        for piece in pieces:
+            for place in piece.places:
+                keys[place] = _name(piece.name)
+        layout = {name: array for name, array in arrays.items() if not name.startswith("pixel")}
+        return Media(tokens, keys, layout, pieces, places[-1] + 1)
+
+    def _apart(
+        self,
+        names: Sequence[str],
+        places: Sequence[int],
+        pictures: Sequence[Any],
+        clips: Sequence[Any],
+        ids: frozenset[int],
+    ) -> list[Piece] | None:
+        """Each picture or clip on its own; None for a single one, or if they come out otherwise together."""
+        if len(names) == 1:
+            return None
+        if self._model_type in ONE_PICTURE:
+            raise RequestError(f"{self._model_type!r} models take one image a prompt: leave the others out")
+        ones = [self._read(self.place, [picture], []) for picture in pictures]
+        ones += [self._read(self.clip_place, [], [clip]) for clip in clips]
+        ends = list(itertools.accumulate(sum(token in ids for token in tokens) for tokens, _ in ones))
+        if ends[-1] != len(places):
+            return None
+        return [
+            Piece(name, list(places[begin:end]), tokens, arrays)
+            for name, (tokens, arrays), begin, end in zip(names, ones, [0, *ends], ends, strict=False)
+        ]
+
+    def _read(
+        self, text: str, pictures: Sequence[Any], clips: Sequence[Any]
+    ) -> tuple[list[int], dict[str, Any]]:
+        """What the processor makes of a prompt: tokens, and NumPy arrays."""
+        import numpy as np
+
         inputs = self._process(text, pictures, clips)
         tokens = [int(token) for token in np.asarray(inputs.pop("input_ids")).reshape(-1)]
         arrays = {name: np.array(value) for name, value in inputs.items() if hasattr(value, "shape")}
         if self._model_type in NEWLINES_BY_TILE:
             tokens = self._by_tile(tokens, arrays)
-        kind, ids = ("video", self._video_ids) if clips else ("image", self._image_ids)
-        digests = [f"{kind} {each.digest}" for each in (*pictures, *clips)]
-        runs = _named(tokens, ids, digests)
-        seen = [i for i, key in enumerate(runs) if key < 0]
-        if not seen:
-            raise RequestError(f"the prompt has no place for its {_count(len(digests), kind)}")
-        last = seen[-1] + 1
-        if last == len(tokens):
-            raise RequestError(f"the prompt ends with its {kind}: ask something after it")
-        digest = hashlib.sha256("\n".join(digests).encode()).hexdigest()
-        return Media(tokens, runs, arrays, digest, last)
+        return tokens, arrays
 
     def _placed(self, text: str, number: int, mark: str, place: str, kind: str) -> str:
         """The text with a place for each; before its words where it has none."""
@@ -196,26 +235,6 @@ def _frames(clip: Any) -> Any:
 def _metadata(clip: Any) -> dict[str, Any]:
     number = len(clip.frames)
     return {"total_num_frames": number, "fps": clip.fps, "frames_indices": list(range(number))}
-
-
-def _named(tokens: Sequence[int], wanted: frozenset[int], digests: Sequence[str]) -> list[int]:
-    """The prompt as prefixes are kept under: what stands for pictures is a number below zero, of their content.
-
-    Where each picture is one run of tokens its number is its own, and of all pictures otherwise.
-    """
-    begins = [i for i, t in enumerate(tokens) if t in wanted and (i == 0 or tokens[i - 1] not in wanted)]
-    own = len(begins) == len(digests)
-    names = [_name(digest) for digest in digests] if own else [_name("\n".join(digests))] * len(begins)
-    keys, runs = [], iter(names)
-    name = 0
-    for i, token in enumerate(tokens):
-        if token not in wanted:
-            keys.append(token)
-            continue
-        if i == 0 or tokens[i - 1] not in wanted:
-            name = next(runs)
-        keys.append(name)
-    return keys
 
 
 def _name(digest: str) -> int:
