@@ -15,7 +15,6 @@ from ..codec import Codec
 from ..config import SparsePrefill
 from ..errors import RequestError
 from ..footprint import KVFootprint
-from ..prompts.media import load_image, load_video
 from ..request import Media, Request
 from ..sampling import SamplingParams
 from ..validation import flag, integer, number
@@ -180,6 +179,8 @@ class Intake:
             raise RequestError(f"{name} takes no images: leave them out, or choose a model that does")
         if videos and not self.info.takes_videos:
             raise RequestError(f"{name} takes no videos: leave them out, or choose a model that does")
+        from ..prompts.media import load_image, load_video  # they bring what fetches them
+
         pictures = [load_image(image) for image in _listed("images", images)]
         clips = [load_video(video) for video in _listed("videos", videos)]
         text = prompt if isinstance(prompt, str) else self.codec.decode(self._tokens(prompt))
