@@ -63,6 +63,7 @@ STICKING_OUT = """monitor => {
     .filter((part) => part.getClientRects().length && part.getBoundingClientRect().right > right + 0.5)
     .map((part) => part.outerHTML);
 }"""
+TEXTS = "[...document.querySelectorAll('.monitor')].map((view) => view.innerText)"
 ABORT = "button[aria-label='Abort 7f3a']"
 COUNT_UPDATES = """() => {
   window.updates = 0;
@@ -176,6 +177,12 @@ def test_two_views_agree_and_a_stopped_engine_says_how_to_start(lab: "Lab") -> N
         notebook.run(1)
         views = notebook.page.locator(".monitor")
         views.nth(1).wait_for()
+        notebook.page.wait_for_timeout(500)
+        moments = [
+            notebook.page.evaluate(TEXTS) for _ in range(12) if not notebook.page.wait_for_timeout(150)
+        ]
+        assert all(first == second for first, second in moments)
+        assert len({first for first, _ in moments}) >= 4, moments
         views.nth(0).locator("[data-do='stop']").click()
         views.nth(0).locator("[data-do='stop']").click()
         notebook.page.locator(".monitor[data-state='stopped']").nth(1).wait_for(timeout=3000)
