@@ -21,6 +21,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import (
+    ArraysCache,
     KVCache,
     PromptTrie,
     QuantizedKVCache,
@@ -233,7 +234,8 @@ class PrefixCache:
             files = []
             for number, key in enumerate(key for key in self._order if isinstance(key, tuple)):
                 name = f"{number:05d}.safetensors"
-                save_prompt_cache(str(draft / name), self._entries[key], {"tokens": json.dumps(key)})
+                state = [_of_mlx_lm(cache) for cache in self._entries[key]]
+                save_prompt_cache(str(draft / name), state, {"tokens": json.dumps(key)})
                 files.append(name)
             manifest = {"format": 1, "fingerprint": self._fingerprint, "files": files}
             (draft / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
@@ -242,8 +244,8 @@ class PrefixCache:
             shutil.rmtree(draft, ignore_errors=True)
         return True
 
-    def load(self, folder: Path) -> int:
-        """Add the entries saved in `folder`; how many."""
+    def load(self, folder: Path, blank: State | None = None) -> int:
+        """Add the entries saved in `folder`; how many. They become of the classes of a `blank` state, if given."""
         try:
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
             fingerprint, files = manifest["fingerprint"], manifest["files"]
@@ -267,11 +269,27 @@ class PrefixCache:
                 if not tokens:
                     raise ValueError("it covers no tokens")
                 mx.eval([c.state for c in state])
+                if blank is not None:
+                    state = [_of_class(type(own), cache) for own, cache in zip(blank, state, strict=True)]
             except Exception as error:
                 log.warning("mlx_nb: skipped the damaged cache entry %s (%s)", folder / name, error)
                 continue
             loaded += self.store(tokens, state)
         return loaded
+
+
+def _of_mlx_lm(cache: Any) -> Any:
+    """A cache that mlx-lm can save: mlx-vlm has a class of its own for recurrent states."""
+    return _of_class(ArraysCache, cache)
+
+
+def _of_class(wanted: type, cache: Any) -> Any:
+    """A recurrent state in that class; any other cache as it is."""
+    if type(cache) is wanted or not type(cache).__name__ == wanted.__name__ == "ArraysCache":
+        return cache
+    other = wanted(len(cache.cache))
+    other.cache = list(cache.cache)
+    return other
 
 
 def _nbytes(state: State) -> int:

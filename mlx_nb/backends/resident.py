@@ -165,7 +165,7 @@ class Resident:
 
     def load_cache(self, folder: Path) -> int:
         """See `PrefixCache.load`."""
-        return self._prefix.load(folder) if self._prefix else 0
+        return self._prefix.load(folder, self._blank()) if self._prefix else 0
 
     def close(self) -> None:
         """Let go of the model."""

@@ -7,6 +7,7 @@ import asyncio
 import functools
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -16,8 +17,12 @@ from PIL import Image
 from scripts import until
 from vlm_models import FAMILIES, chat, tiny_vlm, tiny_vlm_folder
 
-from mlx_nb import EngineConfig, EngineCore, RequestOutput, SamplingParams, SchedulerConfig
+from mlx_nb import EngineConfig, EngineCore, RequestError, RequestOutput, SamplingParams, SchedulerConfig
+from mlx_nb.backends import loader
+from mlx_nb.backends.base import ModelInfo
+from mlx_nb.backends.batch import BatchBackend
 from mlx_nb.backends.pretrained import Pretrained
+from mlx_nb.footprint import KVFootprint
 
 LENGTH = 16
 QUESTION = "What is it?"
@@ -266,3 +271,99 @@ def test_answers_stream_on_while_a_picture_is_taken_in(family: str, start: Start
     reader.join()
     assert "prefill" in phases
     assert output.output_token_ids == alone(family, text, (1,))[0]
+
+
+@pytest.mark.parametrize("family", SEVERAL)
+def test_pictures_of_different_sizes_equal_mlx_vlm(family: str, start: Start) -> None:
+    text = chat(family, QUESTION, images=1) + f"Now this one?\n{chat(family, QUESTION, images=1)}"
+    engine = start(family)
+    output = engine.generate_sync(text, greedy(), images=[picture(1), picture(2, 56, 112)])
+    assert output.output_token_ids == _together(family, text, [picture(1), picture(2, 56, 112)])
+
+
+def _together(family: str, text: str, images: list[Image.Image]) -> list[int]:
+    """What mlx-vlm answers to a prompt with pictures of several sizes."""
+    import mlx_vlm
+
+    model, processor = tiny_vlm(family)
+    inputs = dict(processor(text=[text], images=images, return_tensors="np"))
+    arrays = {k: v if isinstance(v, int | list) else mx.array(v) for k, v in inputs.items()}
+    options = {"mask": arrays.pop("attention_mask"), **arrays}
+    responses = list(
+        mlx_vlm.stream_generate(model, processor, text, max_tokens=LENGTH, temperature=0.0, **options)
+    )
+    tokens = list(responses[-1].token_ids)
+    return tokens[:-1] if responses[-1].finish_reason == "stop" else tokens
+
+
+@pytest.mark.parametrize("family", ["paligemma", "llava_next"])
+def test_a_family_of_one_picture_a_prompt_refuses_several(family: str, start: Start) -> None:
+    with pytest.raises(RequestError, match="take one image a prompt: leave the others out"):
+        ask(start(family), chat(family, QUESTION, images=2), 1, 2)
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "qwen3_5", "gemma3", "smolvlm"])
+def test_a_second_picture_in_a_conversation_is_the_only_one_looked_at(family: str, start: Start) -> None:
+    engine = start(family)
+    text = chat(family, QUESTION, images=1)
+    first = ask(engine, text, 1)
+    text += f"{first.output_text}<|im_end|>\n" + chat(family, "And this?", images=1)
+    second = ask(engine, text, 1, 2)
+    assert second.output_token_ids == alone(family, text, (1, 2))[0]
+    assert second.cached_tokens >= first.prompt_tokens - 1
+    stats = engine.get_cache_stats()
+    assert stats is not None
+    assert (stats["vision_misses"], stats["vision_entries"]) == (2, 2)
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_rows_that_made_room_for_others_go_on_where_they_were(family: str, start: Start) -> None:
+    resumed: list[int] = []
+
+    class Small(BatchBackend):
+        def insert(self, request: Any, made: Any = ()) -> None:
+            if made:
+                resumed.append(len(made))
+            super().insert(request, made)
+
+    loaded = loader.load(tiny_vlm_folder(family))
+
+    def backend(config: Any, _: Any) -> Small:
+        small = Small(loaded.model, loaded.tokenizer, config, ModelInfo(takes_images=True), loaded.reader)
+        # Room for three rows of up to 256 tokens: once one is longer than that, only for some.
+        small.footprint, small.kv_budget = KVFootprint(per_token=1), 3 * 256
+        return small
+
+    engine = EngineCore(None, None, backend=backend)
+    engine.launch()
+    engine.wait_ready()
+    short, long = chat(family, QUESTION, images=1), chat(family, "x" * 200)
+    spare = 256 - len(engine.codec.encode(long))
+    assert 20 < spare < 100
+    request_ids = [
+        engine.submit(long, greedy(spare + 12, ignore_eos=True)),
+        engine.submit(short, greedy(spare + 8, ignore_eos=True), images=[picture(1)]),
+        engine.submit(short, greedy(spare + 8, ignore_eos=True), images=[picture(2)]),
+    ]
+    outputs = [list(engine.stream_sync(request_id))[-1].output_token_ids for request_id in request_ids]
+    engine.close()
+    assert resumed
+    for output, number in zip(outputs[1:], (1, 2), strict=True):
+        expected = alone(family, short, (number,), spare + 8)[0]
+        assert output[: len(expected)] == expected
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_saved_prefixes_of_pictures_give_the_same_answers(family: str, start: Start, tmp_path: Path) -> None:
+    text = chat(family, QUESTION, images=1)
+    first = start(family)
+    ask(first, text, 1)
+    assert first.save_cache_to_disk(tmp_path / "prefixes")
+    first.close()
+    second = start(family)
+    assert second.load_cache_from_disk(tmp_path / "prefixes") > 0
+    output = ask(second, text, 1)
+    assert output.output_token_ids == alone(family, text, (1,))[0]
+    assert output.cached_tokens == output.prompt_tokens - 1
+    other = ask(second, text, 2)
+    assert other.output_token_ids == alone(family, text, (2,))[0]
