@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pexpect
 import pytest
@@ -70,3 +71,18 @@ def test_chats_background_answers_and_errors_in_a_terminal(terminal: pexpect.spa
 
     terminal.sendline("%mlx_generate --bogus")
     terminal.expect_exact("UsageError: unknown option --bogus: did you mean --bg?")
+
+
+def test_a_token_view_in_a_terminal_is_a_table_of_what_was_uncertain(terminal: pexpect.spawn) -> None:
+    stand_ins = str(Path(__file__).parents[1] / "widgets")
+    terminal.sendline(f"import sys; sys.path.insert(0, {stand_ins!r}); from word_engine import adopt_words")
+    terminal.expect(r"In \[\d+\]: ")
+    terminal.sendline("words = adopt_words('words', step_s=0.001)")
+    terminal.expect(r"In \[\d+\]: ")
+    terminal.sendline("%mlx_generate -e words --logprobs 5 -o answer Tides?")
+    terminal.expect(r"In \[\d+\]: ")
+
+    terminal.sendline("answer.tokens_view()")
+
+    terminal.expect_exact("Tides are the slow breathing of the sea")
+    terminal.expect(r"' breathing' +8\.0 % +likelier: ' which' 50\.6 %")
