@@ -31,7 +31,11 @@ def alone(family: str, text: str, *numbers: int) -> list[int]:
     model, processor = tiny_vlm(family)
     options: dict[str, Any] = {}
     if numbers:
-        told = {"total_num_frames": FRAMES, "fps": load_video(frames(1)).fps, "frames_indices": list(range(FRAMES))}
+        told = {
+            "total_num_frames": FRAMES,
+            "fps": load_video(frames(1)).fps,
+            "frames_indices": list(range(FRAMES)),
+        }
         clips = [np.stack([np.asarray(f) for f in frames(n)]).transpose(0, 3, 1, 2) for n in numbers]
         options = {"video": clips, "video_metadata": [told] * len(clips)}
     responses = list(
