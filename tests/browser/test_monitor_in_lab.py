@@ -210,7 +210,7 @@ def test_a_notebook_opened_without_its_kernel_shows_the_snapshot(lab: "Lab") -> 
     with lab.notebook("saved", [STAND_IN]) as notebook:
         show(notebook)
         saved = notebook.save()
-    [output] = saved.cells[0].outputs
+    [output, _view] = saved.cells[0].outputs
     assert output.data["text/plain"].startswith("Engine monitor: moving, running · 3 running")
     with lab.open("reopened", saved, kernel=False) as notebook:
         snapshot = notebook.page.locator(".mlx-nb-monitor-snapshot")
