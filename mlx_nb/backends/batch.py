@@ -11,6 +11,7 @@ import contextlib
 import copy
 import itertools
 import logging
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from ..errors import ModelLoadError
 from ..request import Request
 from ..sampling import SamplingParams
 from .base import Event, Fault, ModelInfo, Prefilled, Token
+from .chunks import ChunkSize
 from .logprobs import logprob_of
 from .resident import Resident
 from .roomy import roomy
@@ -155,6 +157,7 @@ class BatchBackend(Resident):
         self._prefill_seen = (0, 0.0)
         self._shifts: dict[int, int] = {}
         self._looking: deque[Looking] = deque()
+        self._look_size = ChunkSize(scheduler.prefill_step_size)
         self._generator = self._make_generator(self._sampler)
 
     def _make_generator(self, sampler: RowSampler) -> BatchGenerator:
@@ -259,10 +262,13 @@ class BatchBackend(Resident):
         look = self._looking[0]
         request = look.request
         try:
-            finished = look.step(self._model, self._generator.prefill_step_size, self._prefix)
+            before, began = look.done, time.perf_counter()
+            finished = look.step(self._model, self._look_size.tokens, self._prefix)
+            self._look_size.took(look.done - before, time.perf_counter() - began)
             if finished:
                 self._looking.popleft()
                 self._join(request, look.made, look.state, look.done, look.cached)
+                self._generator._unprocessed_sequences.rotate(1)  # it has waited already
         except Exception as error:
             if self._looking and self._looking[0] is look:
                 self._looking.popleft()

@@ -4,6 +4,7 @@ When one of these fails after an upgrade of mlx-lm, backends/batch.py is what ha
 """
 
 import inspect
+from collections import deque
 from typing import Any
 
 import mlx.core as mx
@@ -50,6 +51,7 @@ def test_arguments_have_the_names_that_are_used() -> None:
 def test_private_parts_are_where_they_are_looked_for(generator: BatchGenerator) -> None:
     assert isinstance(generator._prompt_batch, PromptProcessingBatch)
     assert isinstance(generator._generation_batch, GenerationBatch)
+    assert isinstance(generator._unprocessed_sequences, deque)
     assert generator._prompt_batch.fallback_sampler is argmax
     assert generator._counters.prompt_tokens == 0
     assert generator._counters.prompt_time == 0
