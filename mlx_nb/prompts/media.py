@@ -141,7 +141,7 @@ def load_images(sources: Any, *, limits: MediaLimits = DEFAULT_LIMITS) -> list[P
 def _opened(source: Any, limits: MediaLimits) -> Image:
     """A Pillow image, not decoded yet where it comes from bytes."""
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _decoded(bytes(source), "the bytes")
+        return _decoded(bytes(source), "the data")
     if isinstance(source, (str, os.PathLike)):
         return _from_name(source, limits)
     if _is_pillow(source):
