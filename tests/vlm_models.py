@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +228,13 @@ def _gemma4(ids: Ids, text: dict[str, Any]) -> dict[str, Any]:
     )  # fmt: skip
 
 
+def _gemma4_both_ways(ids: Ids, text: dict[str, Any]) -> dict[str, Any]:
+    """The tokens of a picture look at each other."""
+    config = _gemma4(ids, text)
+    config["text_config"]["use_bidirectional_attention"] = "vision"
+    return config
+
+
 def _paligemma(ids: Ids, text: dict[str, Any]) -> dict[str, Any]:
     text = {**text, "model_type": "gemma", "num_image_tokens": 16}
     vision = _vit("siglip_vision_model", projection_dim=64)
@@ -403,6 +410,9 @@ FAMILIES: dict[str, Family] = {
         "mistral3", "Mistral3ForConditionalGeneration", "mistral", merge=2, spatial_merge_size=2
     ),
 }  # fmt: skip
+
+
+FAMILIES["gemma4_both_ways"] = replace(FAMILIES["gemma4"], config=_gemma4_both_ways)
 
 
 def chat(family: str, question: str, images: int = 0, videos: int = 0) -> str:

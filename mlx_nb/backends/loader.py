@@ -138,21 +138,24 @@ def load(
             f"The weights in {path} can't be read: {_line(error)}. Fetch it again."
         ) from error
     tokenizer = _read_tokenizer(path, config, trust_remote_code)
+    precision = _precision(model)
+    weight_bytes = sum(array.nbytes for _, array in _parameters(model))
     reader = None
     if processor is not None:
         from .vision import Sighted
 
         reader = MediaReader(processor, model.config)
         reader.lend_template(tokenizer)
+        model = Sighted(model)
+        notes += model.notes()
 
-    precision = _precision(model)
     loaded = LoadedModel(
-        model=model if reader is None else Sighted(model),
+        model=model,
         tokenizer=tokenizer,
         path=path,
         fingerprint=_fingerprint(path, adapter_path, precision),
         precision=precision,
-        weight_bytes=sum(array.nbytes for _, array in _parameters(model)),
+        weight_bytes=weight_bytes,
         context_length=_context_length(config),
         backend=device_name(),
         notes=tuple(notes),
@@ -430,6 +433,9 @@ def _fingerprint(path: Path, adapter_path: str | Path | None, precision: str) ->
         "special_tokens_map.json",
         *_TOKENIZER_FILES,
         "merges.txt",
+        "preprocessor_config.json",
+        "processor_config.json",
+        "video_preprocessor_config.json",
     }
     files = [path / name for name in sorted(names) if (path / name).exists()]
     files += sorted(path.glob("model*.safetensors"))

@@ -72,6 +72,18 @@ class Sighted:
                 return bool(getattr(verdict, "enabled", verdict))
         return not any(getattr(part, "no_chunked_prefill", False) for part in (self._model, self._language))
 
+    def notes(self) -> list[str]:
+        """What people should know of how it is run."""
+        if self.attends_both_ways:
+            return [
+                "its prompts attend both ways: each is prefilled in one pass, and other answers wait meanwhile"
+            ]
+        if not self.takes_chunks({"mm_token_type_ids": mx.array([[1]])}):
+            return ["its images attend both ways: a prompt is prefilled in one pass up to the last of them"]
+        if self.prefills_alone:
+            return ["its prompts are prefilled one after another"]
+        return []
+
     def whole(self, request: Request) -> Request:
         """A request of a model that attends both ways: its state serves this very prompt, and no longer one."""
         tokens = request.prompt_token_ids
@@ -187,8 +199,8 @@ class Sighted:
         """Put the tokens from `begin` to `end` of a prompt with pictures into `state`, which covers those before."""
         embeddings, parts = embedded
         parts = dict(parts)
-        if "position_ids" in parts:
-            parts["position_ids"] = parts["position_ids"][..., begin:end]
+        for name in parts.keys() & {"position_ids", *TOLD}:
+            parts[name] = parts[name][..., begin:end]
         self._language(
             mx.array([media.tokens[begin:end]]),
             inputs_embeds=embeddings[:, begin:end],

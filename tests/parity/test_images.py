@@ -28,8 +28,10 @@ LENGTH = 16
 QUESTION = "What is it?"
 LONGER = "Sphinx of black quartz, judge my vow, and tell of the picture in words and numbers. " * 2
 # Each way of prefilling and decoding: positions in three dimensions, levels added in deeper layers, linear attention,
-# sliding windows, inputs by layer, a prompt that attends both ways, tiles, and the plain case.
-KINDS = ["qwen2_vl", "qwen3_vl", "qwen3_5", "gemma3", "gemma4", "paligemma", "smolvlm", "llava"]
+# sliding windows, inputs by layer, pictures and whole prompts that attend both ways, tiles, and the plain case.
+KINDS = [
+    "qwen2_vl", "qwen3_vl", "qwen3_5", "gemma3", "gemma4", "gemma4_both_ways", "paligemma", "smolvlm", "llava",
+]  # fmt: skip
 SEVERAL = [family for family in FAMILIES if family not in {"paligemma", "llava_next"}]
 """Families that take several pictures in a prompt."""
 
