@@ -7,6 +7,7 @@ video file.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -118,7 +119,8 @@ def load_image(source: Any, *, limits: MediaLimits = DEFAULT_LIMITS) -> Picture:
     """A picture from a path, an http(s) or ``data:`` URL, bytes, or an object that holds one.
 
     Objects are those of Pillow, arrays of height x width (x 1, 3 or 4) in uint8 or in floats from 0 to 1, figures of
-    Matplotlib and IPython's Image. Of an animation it is the first frame; what is transparent becomes white.
+    Matplotlib and IPython's Image. Of an animation it is the first frame, or where a Pillow image stands; what is
+    transparent becomes white.
 
     Raises
     ------
@@ -127,7 +129,8 @@ def load_image(source: Any, *, limits: MediaLimits = DEFAULT_LIMITS) -> Picture:
     """
     if isinstance(source, Picture):
         return source
-    return _picture(_opened(source, limits), limits)
+    image = _opened(source, limits)
+    return _picture(image, limits, ours=image is not source)
 
 
 def load_images(sources: Any, *, limits: MediaLimits = DEFAULT_LIMITS) -> list[Picture]:
@@ -176,8 +179,8 @@ def _from_name(source: str | os.PathLike[str], limits: MediaLimits) -> Image:
     name = os.fspath(source)
     if not isinstance(name, str):
         raise RequestError(f"a path is a text, got {type(name).__name__}")
-    scheme = name.partition(":")[0].lower()
-    if scheme in ("http", "https", "data"):
+    scheme = _scheme(name)
+    if scheme:
         body = fetch(
             name, max_bytes=limits.max_bytes, timeout_s=limits.timeout_s, allow_private=limits.allow_private
         )
@@ -186,9 +189,17 @@ def _from_name(source: str | os.PathLike[str], limits: MediaLimits) -> Image:
     return _decoded(path.read_bytes(), str(path))
 
 
+def _scheme(name: str) -> str:
+    """Of a URL that can be fetched; else nothing."""
+    scheme, colon, _ = name.partition(":")
+    return scheme.lower() if colon and scheme.lower() in ("http", "https", "data") else ""
+
+
 def _file(name: str, limits: MediaLimits) -> Path:
     """A readable file of a bounded size."""
-    path = Path(name).expanduser()
+    path = Path(name)
+    with contextlib.suppress(RuntimeError):  # ~somebody who is not here
+        path = path.expanduser()
     try:
         size = path.stat().st_size
         if path.is_dir():
@@ -222,7 +233,8 @@ def _decoded(data: bytes, name: str) -> Image:
         raise RequestError(f"{name} can't be read as a picture: {_line(error)}") from error
 
 
-def _picture(image: Image, limits: MediaLimits) -> Picture:
+def _picture(image: Image, limits: MediaLimits, *, ours: bool) -> Picture:
+    """`ours` may be changed; anything else is the caller's."""
     from PIL import ImageOps
 
     width, height = image.size
@@ -232,9 +244,8 @@ def _picture(image: Image, limits: MediaLimits) -> Picture:
             "allowed: scale it down"
         )
     try:
-        if max(image.size) > limits.max_side:
+        if ours and max(image.size) > limits.max_side:
             image.draft("RGB", (limits.max_side, limits.max_side))  # JPEG decodes at a fraction of its size
-        image.seek(0) if getattr(image, "is_animated", False) else None
         image.load()
         image = _rgb(ImageOps.exif_transpose(image))
         image.thumbnail((limits.max_side, limits.max_side))
@@ -251,6 +262,8 @@ def _rgb(image: Image) -> Image:
     """In RGB, with white where it is transparent; a copy in any case."""
     import PIL.Image
 
+    if image.mode.startswith("I;"):
+        image = image.convert("I")
     if image.mode.startswith("I") or image.mode == "F":  # 16 or 32 bits of grey
         high = image.getextrema()[1]
         scale = 255 / 65535 if image.mode != "F" and isinstance(high, (int, float)) and high > 255 else 1.0
@@ -312,7 +325,12 @@ def load_video(source: Any, *, fps: float | None = None, limits: MediaLimits = D
     if fps is not None and not number("fps", fps) > 0:
         raise RequestError(f"fps must be above 0, got {fps}")
     if isinstance(source, (str, os.PathLike)):
-        return _from_video_file(_file(os.fspath(source), limits), fps, limits)
+        name = str(source)
+        if _scheme(name):
+            raise RequestError(
+                f"videos are not downloaded: save {name.partition('?')[0]!r:.80} to a file first"
+            )
+        return _from_video_file(_file(name, limits), fps, limits)
     frames = list(source) if isinstance(source, Sequence) or hasattr(source, "shape") else None
     if frames is None or isinstance(source, (bytes, bytearray)):
         raise RequestError(

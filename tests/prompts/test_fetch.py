@@ -1,5 +1,7 @@
 """Downloads: what is refused, and what is bounded."""
 
+import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -57,7 +59,7 @@ def test_a_body_is_read_where_private_addresses_are_allowed(serve: Serve) -> Non
 @pytest.mark.parametrize(
     "host",
     ["127.0.0.1", "localhost", "[::1]", "10.0.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.0", "[::ffff:127.0.0.1]",
-     "2130706433", "0x7f.1", "100.64.0.1", "224.0.0.1"],
+     "2130706433", "[64:ff9b::7f00:1]", "0x7f.1", "100.64.0.1", "224.0.0.1"],
 )  # fmt: skip
 def test_private_addresses_are_refused_in_every_spelling(host: str) -> None:
     with pytest.raises(RequestError, match=r"not a public address|there is no host"):
@@ -85,8 +87,6 @@ def test_a_second_answer_of_the_name_server_changes_nothing(
         if len(asked) > 1:
             raise AssertionError("asked again")
         return [(2, 1, 6, "", ("127.0.0.1", port))]
-
-    import socket
 
     real = socket.getaddrinfo
     monkeypatch.setattr(
@@ -118,6 +118,8 @@ def test_redirects_are_followed_and_counted(serve: Serve) -> None:
         fetch(f"{url}/6", allow_private=True, **LIMITS)
     with pytest.raises(RequestError, match="no http"):
         fetch(serve(say(b"", 302, Location="file:///etc/passwd")), allow_private=True, **LIMITS)
+    with pytest.raises(RequestError, match="redirects to what is no URL"):
+        fetch(serve(say(b"", 302, Location="http://[::1")), allow_private=True, **LIMITS)
 
 
 def test_what_is_too_large_is_left_alone_whether_it_says_so_or_not(serve: Serve) -> None:
@@ -133,6 +135,61 @@ def test_what_is_too_large_is_left_alone_whether_it_says_so_or_not(serve: Serve)
     for answer in (say(b"x" * 2000), endless):
         with pytest.raises(RequestError, match="larger than 0 MB"):
             fetch(serve(answer), allow_private=True, **LIMITS)
+
+
+HEADERS = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = HEADERS + b"Transfer-Encoding: chunked\r\n\r\n1"
+
+
+@pytest.mark.parametrize(
+    ("start", "drop"),
+    [
+        (HEADERS + b"X-Long: ", b"x"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (CHUNKED + b";", b"x"),
+        (CHUNKED + b"\r\na\r\n0\r\n", b"X: y\r\n"),
+    ],
+    ids=["header", "continue", "chunk", "trailer"],
+)
+@pytest.mark.parametrize(("pause_s", "refusal"), [(0.05, "takes too long"), (0, "can't be read")])
+def test_a_server_that_never_comes_to_an_end_is_given_up(
+    serve: Serve, start: bytes, drop: bytes, pause_s: float, refusal: str
+) -> None:
+    def drip(handler: BaseHTTPRequestHandler) -> None:
+        with contextlib.suppress(OSError):
+            handler.wfile.write(start)
+            until = time.monotonic() + 5
+            while time.monotonic() < until:
+                handler.wfile.write(drop if pause_s else drop * 1000)
+                time.sleep(pause_s)
+
+    began = time.monotonic()
+    with pytest.raises(RequestError, match=refusal):
+        fetch(serve(drip), max_bytes=1000, timeout_s=0.5 if pause_s else 10, allow_private=True)
+    assert time.monotonic() - began < 3
+
+
+def test_the_next_address_is_tried_where_one_does_not_answer(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = int(serve(say(b"there")).rpartition(":")[2])
+    real, found = socket.getaddrinfo, [(2, 1, 6, "", (f"127.0.0.{i}", port)) for i in (2, 1)]
+    monkeypatch.setattr(
+        "socket.getaddrinfo", lambda host, *a, **k: found if host == "two.test" else real(host, *a, **k)
+    )
+    assert fetch(f"http://two.test:{port}/", allow_private=True, **LIMITS) == b"there"
+
+
+def test_letters_outside_ascii_are_quoted_once(serve: Serve) -> None:
+    def path(handler: BaseHTTPRequestHandler) -> None:
+        if handler.path == "/moved":  # in UTF-8, as servers do
+            return say(b"", 302, Location="/é".encode().decode("latin-1"))(handler)
+        return say(handler.path.encode())(handler)
+
+    assert fetch(f"{serve(path)}/é%20 b?q=ü&r=%C3%A4", allow_private=True, **LIMITS) == (
+        b"/%C3%A9%20%20b?q=%C3%BC&r=%C3%A4"
+    )
+    assert fetch(f"{serve(path)}/moved", allow_private=True, **LIMITS) == b"/%C3%A9"
 
 
 def test_a_slow_server_is_given_up(serve: Serve) -> None:
@@ -159,11 +216,17 @@ def test_answers_that_are_none(serve: Serve) -> None:
     with pytest.raises(RequestError, match="answers 404") as caught:
         fetch(f"{url}/x?token=secret", allow_private=True, **LIMITS)
     assert "secret" not in str(caught.value)
+    with pytest.raises(RequestError, match="answers 404") as caught:
+        fetch(f"{url.replace('//', '//me:secret@')}/x", allow_private=True, **LIMITS)
+    assert "secret" not in str(caught.value)
     for bad, message in [
         ("http:///path", "no http"),
         ("ftp://example.org/x", "no http"),
         ("http://host:notaport/", "no sound port"),
         ("http://no-such-host.invalid/", "there is no host"),
+        ("http://[::1", "no http"),
+        ("http://a..b/", "there is no host"),
+        (f"http://{'a' * 300}.org/", "there is no host"),
     ]:
         with pytest.raises(RequestError, match=message):
             fetch(bad, allow_private=True, **LIMITS)

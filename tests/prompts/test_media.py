@@ -96,6 +96,11 @@ def test_sixteen_bits_keep_their_brightness() -> None:
     )
 
 
+def test_sixteen_bits_in_either_order_of_bytes() -> None:
+    big = PIL.Image.frombytes("I;16B", (2, 1), b"\xff\xff\x80\x00")
+    assert load_image(big).image.tobytes() == b"\xff\xff\xff\x7f\x7f\x7f"
+
+
 def test_transparent_is_white() -> None:
     clear = PIL.Image.new("RGBA", (2, 2), (255, 0, 0, 0))
     palette = PIL.Image.new("P", (2, 2), 3)
@@ -122,6 +127,19 @@ def test_the_caller_s_image_is_left_alone() -> None:
     image = picture(size=(300, 200))
     load_image(image, limits=MediaLimits(max_side=10))
     assert image.size == (300, 200)
+
+
+def test_the_caller_s_file_stays_where_it_is() -> None:
+    frames = [PIL.Image.new("RGB", (5, 5), colour) for colour in ("red", "blue")]
+    animation = PIL.Image.open(
+        io.BytesIO(encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:], lossless=True))
+    )
+    animation.seek(1)
+    assert load_image(animation).image.getpixel((0, 0)) == (0, 0, 255)
+    assert animation.tell() == 1
+    photo = PIL.Image.open(io.BytesIO(encoded(picture(size=(64, 64)), "JPEG")))
+    assert load_image(photo, limits=MediaLimits(max_side=16)).image.size == (16, 16)
+    assert photo.size == (64, 64)
 
 
 def test_a_thumbnail_is_a_small_png() -> None:
@@ -168,6 +186,8 @@ def test_paths_that_are_no_picture(tmp_path: Path) -> None:
         (tmp_path, "is a folder"),
         (tmp_path / "nowhere.png", "there is no file"),
         ("~/surely/not/here.png", "there is no file"),
+        ("~nobody-here/picture.png", "there is no file"),
+        ("data", "there is no file data"),
         (text, "no picture"),
         ("\0", "can't be read"),
         ("/dev/zero", "no ordinary file"),
@@ -232,6 +252,7 @@ def test_clips_from_frames_and_arrays() -> None:
         ("/nowhere.mp4", {}, "there is no file"),
         ([b"abc"], {}, "no picture"),
         ([picture()], {"fps": 0}, "fps must be above 0"),
+        ("https://example.org/a.mp4?key=1", {}, "not downloaded: save 'https://example.org/a.mp4' to a file"),
     ],
 )
 def test_what_is_no_video(source: Any, options: dict[str, Any], message: str) -> None:
