@@ -195,11 +195,7 @@ class BatchBackend(Resident):
     ) -> None:
         """Let a row into the batch whose first `before` tokens are in `state`."""
         tokens = [*request.prompt_token_ids, *made]
-        constraint = None
-        if request.params.constraint is not None:
-            constraint = self._grammars.constraint(request.params, request.prompt_token_ids)
-            for token in made:
-                constraint.advance(token)
+        constraint = self._constraint(request, made)
         boundaries = self._boundaries(request, len(tokens) - 1)
         cuts = sorted({before, *(b for b in boundaries if b > before), len(tokens)})
         (uid,) = self._generator.insert_segments(

@@ -21,7 +21,7 @@ from ..footprint import KVFootprint
 from ..request import Request
 from .base import CacheStats, Memory, ModelInfo
 from .fit import device_memory
-from .grammar import Grammars, grammar_source
+from .grammar import Constraint, Grammars, grammar_source
 from .loader import device_name
 from .prefix_cache import PrefixCache
 from .text import TokenizerCodec
@@ -95,6 +95,15 @@ class Resident:
         """Caches of a new row."""
         states: list[Any] = make_prompt_cache(self._model)
         return states
+
+    def _constraint(self, request: Request, made: Sequence[int]) -> Constraint | None:
+        """What a structured answer must keep to, after the tokens it has `made`; None if it has no structure."""
+        if request.params.constraint is None:
+            return None
+        constraint = self._grammars.constraint(request.params, request.prompt_token_ids)
+        for token in made:
+            constraint.advance(token)
+        return constraint
 
     def _boundaries(self, request: Request, last: int) -> frozenset[int]:
         """Where to checkpoint the prefill of tokens up to `last`.

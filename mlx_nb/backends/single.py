@@ -155,11 +155,7 @@ class SingleBackend(Resident):
         """Take the request in, on top of the longest prefix that is stored."""
         assert self._stream is None, "one request at a time"
         tokens = [*request.prompt_token_ids, *made]
-        constraint = None
-        if request.params.constraint is not None:
-            constraint = self._grammars.constraint(request.params, request.prompt_token_ids)
-            for token in made:
-                constraint.advance(token)
+        constraint = self._constraint(request, made)
         state, covered = self._prefix.fetch(tokens) if self._prefix else (None, 0)
         self._sampler.add(ROW, request, constraint, made)
         boundaries = sorted(b for b in self._boundaries(request, len(tokens) - 1) if b > covered)
