@@ -280,10 +280,14 @@ class BatchBackend(Resident):
         if self._prefix is None:
             return
         try:
-            for uid, (state, tokens) in self._generator.extract_cache(uids).items():
+            for uid, (state, tokens) in self._states(uids).items():
                 self._prefix.store(self._rows[uid].request.key(tokens), state)
         except Exception:
             log.exception("mlx_nb: could not store a prefix")
+
+    def _states(self, uids: list[int]) -> dict[int, tuple[list[Any], list[int]]]:
+        """Caches of rows, the caller's own, and the tokens that are in them."""
+        return dict(self._generator.extract_cache(uids))
 
     def _drop_faulty(self) -> list[Event]:
         faults = dict(self._sampler.faults)
