@@ -10,7 +10,7 @@ from typing import Any
 from .config import SparsePrefill
 from .sampling import SamplingParams
 
-__all__ = ["Media", "Piece", "Request", "RequestStatus"]
+__all__ = ["Chat", "Media", "Piece", "Request", "RequestStatus"]
 
 
 class RequestStatus(enum.Enum):
@@ -80,6 +80,13 @@ class Media:
     last: int
 
 
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """Messages as they were asked, for a server that applies the chat template itself."""
+
+    messages: tuple[Mapping[str, Any], ...]
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One prompt and what is to be made of it. Fixed once submitted; the engine keeps progress elsewhere.
@@ -107,6 +114,10 @@ class Request:
         Prefill only what matters of a long prompt.
     media : Media, optional
         Its pictures; `prompt_token_ids` are then `media.tokens`.
+    asked : str or Chat, optional
+        The prompt for a server that has the tokenizer to itself; `prompt_token_ids` are then empty.
+    whole : bool
+        Nobody reads the answer before its end.
     """
 
     request_id: str
@@ -122,6 +133,8 @@ class Request:
     keep: bool = True
     sparse_prefill: SparsePrefill | None = None
     media: Media | None = field(default=None, repr=False)
+    asked: str | Chat | None = field(default=None, repr=False)
+    whole: bool = False
 
     def key(self, tokens: Sequence[int]) -> list[int]:
         """What the state that covers `tokens`, which begin the prompt or continue it, is kept under."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from ..codec import Codec
 from ..config import EngineConfig
@@ -22,11 +22,13 @@ __all__ = [
     "BackendFactory",
     "CacheStats",
     "Drafted",
+    "Ended",
     "Event",
     "Fault",
     "Memory",
     "ModelInfo",
     "Prefilled",
+    "Text",
     "Token",
 ]
 
@@ -51,6 +53,28 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
+class Text:
+    """What a server wrote next of a request, which has its own tokenizer; `tokens` of them, as far as it is known."""
+
+    request_id: str
+    answer: str = ""
+    reasoning: str = ""
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A server's end of an answer, and what it counted; `completion_tokens` is None if it doesn't say."""
+
+    request_id: str
+    reason: Literal["stop", "length"]
+    tool_calls: Sequence[dict[str, Any]] = ()
+    prompt_tokens: int = 0
+    completion_tokens: int | None = None
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Drafted:
     """Speculation for a request: `proposed` tokens were guessed in this step, `accepted` of them rightly."""
 
@@ -67,14 +91,15 @@ class Fault:
     error: BaseException
 
 
-Event = Prefilled | Token | Drafted | Fault
+Event = Prefilled | Token | Text | Ended | Drafted | Fault
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What is known of a loaded model; `context_length` in tokens, `weight_bytes` in bytes.
 
-    `takes_images` and `takes_videos` say whether requests may bring any.
+    `takes_images` and `takes_videos` say whether requests may bring any. A `remote` model is a server's, which has
+    the tokenizer and the chat template: prompts are texts and `request.Chat`.
     """
 
     name: str = ""
@@ -86,6 +111,7 @@ class ModelInfo:
     notes: tuple[str, ...] = ()
     takes_images: bool = False
     takes_videos: bool = False
+    remote: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +226,10 @@ class Backend(Protocol):
 
         What it raises is the fault of the requests that were at work; `reset` follows.
         """
+        ...
+
+    def wake(self) -> None:
+        """End a wait inside `next` early: the stepping thread is wanted. From any thread, also after `close`."""
         ...
 
     def reset(self) -> list[str]:

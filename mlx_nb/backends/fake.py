@@ -230,6 +230,9 @@ class FakeBackend:
         row.made = [next(row.tokens) for _ in made]
         self._rows[request.request_id] = row
 
+    def wake(self) -> None:
+        """A step is short."""
+
     def reserve(self, kv_bytes: int) -> None:
         """Prefixes take no memory worth the name."""
 

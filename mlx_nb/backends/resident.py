@@ -130,6 +130,9 @@ class Resident:
         """Blocks that only this backend has in ``get_stats``."""
         return {}
 
+    def wake(self) -> None:
+        """A step waits for nothing."""
+
     def _kv_bytes(self) -> int:
         """Bytes that the caches of running rows hold."""
         raise NotImplementedError

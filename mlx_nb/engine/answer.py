@@ -13,15 +13,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..backends.base import Token
+from ..backends.base import Ended, Text, Token
 from ..codec import Codec
 from ..outputs import RequestOutput
 from ..request import Request, RequestStatus
+from .received import Received
 from .transcript import Transcript
 
 __all__ = ["Answer", "Cursor"]
 
 log = logging.getLogger("mlx_nb")
+
+
+_ENDS = {"stop": RequestStatus.FINISHED_STOPPED, "length": RequestStatus.FINISHED_LENGTH_CAPPED}
 
 
 @dataclass(slots=True)
@@ -35,7 +39,7 @@ class Cursor:
 
 
 class Answer:
-    """Keeps an answer's state, times and listeners; what it says is in its `Transcript`.
+    """Keeps an answer's state, times and listeners; what it says is in its `Transcript`, or `Received` of a server.
 
     Parameters
     ----------
@@ -55,7 +59,12 @@ class Answer:
         self.first_token: float | None = None
         self.ended: float | None = None
         self.error: BaseException | None = None
-        self._transcript = Transcript(request, codec, limit)
+        self._transcript: Transcript | Received
+        if request.asked is None:
+            self._transcript = Transcript(request, codec, limit)
+        else:
+            self._transcript = Received(request, limit)
+        self.prompt_tokens = len(request.prompt_token_ids)
         self._interval = stream_interval
         self._shown = Cursor()
         self._lock = threading.Lock()
@@ -92,7 +101,7 @@ class Answer:
     @property
     def length(self) -> int:
         """Tokens of the answer so far."""
-        return len(self._transcript.tokens)
+        return self._transcript.count
 
     @property
     def made(self) -> list[int]:
@@ -107,12 +116,31 @@ class Answer:
             self.prefilled = len(self.request.prompt_token_ids)
             if self.first_token is None:
                 self.first_token = time.monotonic()
+            assert isinstance(self._transcript, Transcript)
             end = self._transcript.add(token.token_id, token.logprob)
             news = len(self._transcript.tokens) - self._shown.tokens >= self._interval
         if end is not None:
-            return RequestStatus.FINISHED_STOPPED if end == "stop" else RequestStatus.FINISHED_LENGTH_CAPPED
+            return _ENDS[end]
         if news:
             self._show()
+        return None
+
+    def write(self, event: Text | Ended) -> RequestStatus | None:
+        """`push` for what comes from a server."""
+        with self._lock:
+            if self.status.is_finished():
+                return self.status
+            assert isinstance(self._transcript, Received)
+            if isinstance(event, Ended):
+                self._transcript.close(event.tool_calls, event.completion_tokens)
+                self.prompt_tokens = self.prefilled = event.prompt_tokens
+                self.cached_tokens = event.cached_tokens
+                return _ENDS[event.reason]
+            if self.first_token is None:
+                self.first_token = time.monotonic()
+            if self._transcript.write(event.answer, event.reasoning, event.tokens):
+                return RequestStatus.FINISHED_STOPPED
+        self._show()
         return None
 
     # -- any thread -------------------------------------------------------------------------------------
@@ -173,7 +201,7 @@ class Answer:
 
     def _now(self) -> Cursor:
         said = self._transcript
-        return Cursor(len(said.tokens), len(said.text), len(said.reasoning), self.status.is_finished())
+        return Cursor(said.count, len(said.text), len(said.reasoning), self.status.is_finished())
 
     def _output(self, since: Cursor, upto: Cursor) -> RequestOutput:
         said = self._transcript
@@ -188,8 +216,8 @@ class Answer:
             output_text=text,
             finished=upto.finished,
             finish_reason="tool_calls" if reason == "stop" and said.tool_calls else reason,
-            prompt_tokens=len(self.request.prompt_token_ids),
-            completion_tokens=len(tokens),
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=upto.tokens,
             cached_tokens=self.cached_tokens,
             mtp_drafts=self.drafts,
             mtp_accepted=self.accepted,
@@ -215,7 +243,7 @@ class Answer:
     def describe(self, now: float) -> dict[str, object]:
         """The request's row in ``get_stats()["requests"]``."""
         with self._lock:
-            total, made = len(self.request.prompt_token_ids), len(self._transcript.tokens)
+            total, made = self.prompt_tokens, self._transcript.count
             first, running = self.first_token, self.status is RequestStatus.RUNNING
             decoding = running and first is not None
             phase = "decode" if decoding else "prefill" if running else "waiting"

@@ -20,7 +20,7 @@ from ..codec import Codec
 from ..config import EngineConfig
 from ..errors import EngineNotStarted, EngineStopped, RequestError
 from ..outputs import LoadProgress, RequestOutput
-from ..request import Request, RequestStatus
+from ..request import Chat, Request, RequestStatus
 from ..sampling import SamplingParams
 from .answer import Answer, Cursor
 from .intake import Intake, Prompt, RequestOptions
@@ -35,6 +35,7 @@ __all__ = ["EngineCore"]
 T = TypeVar("T")
 
 _LIVE = {status.value for status in RequestStatus if not status.is_finished()}
+_ANY = Chat(({"role": "user", "content": "?"},))
 UNREAD_KEPT = 1024
 """Finished answers kept for a consumer that has not come yet."""
 
@@ -263,7 +264,14 @@ class EngineCore:
         """
         self.wait_ready()
         request = self._open().request(
-            prompt, sampling_params, request_id, images, videos, prefix_boundary, **options
+            prompt,
+            sampling_params,
+            request_id,
+            images,
+            videos,
+            prefix_boundary,
+            whole=on_done is not None,
+            **options,
         )
         self._enqueue([request], on_done)
         return request.request_id
@@ -271,7 +279,9 @@ class EngineCore:
     def check(self, sampling_params: SamplingParams, prompt: Prompt | None = None) -> None:
         """Refuse what `submit` would refuse: the parameters, with any prompt or this one. Waits for the model."""
         self.wait_ready()
-        self._open().request([0] if prompt is None else prompt, sampling_params)
+        if prompt is None:
+            prompt = _ANY if self.info.remote else [0]
+        self._open().request(prompt, sampling_params)
 
     async def add_request(
         self,

@@ -15,13 +15,14 @@ from ..codec import Codec
 from ..config import SparsePrefill
 from ..errors import RequestError
 from ..footprint import KVFootprint
-from ..request import Media, Request
+from ..request import Chat, Media, Request
 from ..sampling import SamplingParams
 from ..validation import flag, integer, number
 
 __all__ = ["Intake", "Prompt", "RequestOptions"]
 
-Prompt = str | list[int]
+Prompt = str | list[int] | Chat
+"""Text, token ids, or messages for a server that has the chat template."""
 
 _MOST = 2**32
 
@@ -91,9 +92,11 @@ class Intake:
         images: Sequence[Any] | None = None,
         videos: Sequence[Any] | None = None,
         prefix_boundary: int = 0,
+        *,
+        whole: bool = False,
         **options: Unpack[RequestOptions],
     ) -> Request:
-        """A request, checked.
+        """A request, checked; see `Request.whole`.
 
         Raises
         ------
@@ -111,7 +114,8 @@ class Intake:
         if not isinstance(request_id, str | None):
             raise RequestError(f"request_id must be a text, got {request_id!r}")
         media = self._media(prompt, images, videos) if images or videos else None
-        tokens = self._fitting(self._tokens(prompt) if media is None else media.tokens)
+        asked = self._asked(prompt) if self.info.remote else None
+        tokens = [] if asked is not None else self._read(prompt, media)
         if integer("prefix_boundary", prefix_boundary, low=0) > len(tokens):
             raise RequestError(
                 f"prefix_boundary {prefix_boundary} is beyond the prompt's {len(tokens)} tokens"
@@ -134,6 +138,8 @@ class Intake:
             keep=keep,
             sparse_prefill=options.get("sparse_prefill"),
             media=media,
+            asked=asked,
+            whole=whole,
         )
         self._check(request)
         return request
@@ -152,6 +158,19 @@ class Intake:
         context = self.info.context_length
         wanted = request.params.max_tokens
         return wanted if context is None else min(wanted, context - len(request.prompt_token_ids))
+
+    def _asked(self, prompt: Prompt) -> str | Chat:
+        """A prompt for a server."""
+        if not isinstance(prompt, str | Chat):
+            raise RequestError(
+                "a server has the tokenizer to itself: give it text or messages, not token ids"
+            )
+        if not (prompt if isinstance(prompt, str) else prompt.messages):
+            raise RequestError("the prompt is empty: give it a text")
+        return prompt
+
+    def _read(self, prompt: Prompt, media: Media | None) -> list[int]:
+        return self._fitting(self._tokens(prompt) if media is None else media.tokens)
 
     def _tokens(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -210,6 +229,8 @@ class Intake:
         with contextlib.suppress(
             Exception
         ):  # a tokenizer's fault here costs people a preview, and nobody an answer
+            if isinstance(prompt, Chat):
+                prompt = str(prompt.messages[-1].get("content", ""))
             text = prompt[:400] if isinstance(prompt, str) else self.codec.decode(prompt[:40])
         return " ".join(text.split())[:120]
 

@@ -54,6 +54,11 @@ class Transcript:
             self._texts = TokenTexts(codec, next(reversed(request.prompt_token_ids), None))
 
     @property
+    def count(self) -> int:
+        """Tokens so far."""
+        return len(self.tokens)
+
+    @property
     def logprobs(self) -> list[TokenLogprob] | None:
         """One a token, if they were asked for; a text is filled in once it is decided what it belongs to."""
         return None if self._texts is None else self._texts.logprobs

@@ -26,10 +26,12 @@ from ..backends.base import (
     BackendFactory,
     CacheStats,
     Drafted,
+    Ended,
     Event,
     Fault,
     Memory,
     Prefilled,
+    Text,
     Token,
 )
 from ..backends.loader import leave_thread
@@ -150,6 +152,11 @@ class Worker:
             if self._stopping is None:
                 self._stopping = reason
             self._changed.notify_all()
+        self._wake()
+
+    def _wake(self) -> None:
+        if (backend := self.backend) is not None:
+            backend.wake()
 
     def pause(self, paused: bool) -> None:
         """Start no more requests, or start them again; those that run go on."""
@@ -184,6 +191,7 @@ class Worker:
                 raise stopped_error(self)
             self._inbox.append(command)
             self._changed.notify_all()
+        self._wake()
 
     def _when(
         self, wakes: list[Callable[[], None]], wake: Callable[[], None], over: Callable[[], bool]
@@ -305,9 +313,9 @@ class Worker:
                     self._scheduler.prefilled(event.request_id, event.total - event.done)
                 case Drafted():
                     answer.drafted(event.proposed, event.accepted)
-                case Token() if event.request_id in ended:
+                case Token() | Text() | Ended() if event.request_id in ended:
                     pass  # of the same step, after the one that ended the answer
-                case Token():
+                case Token() | Text() | Ended():
                     self._scheduler.grew(event.request_id)
                     made -= answer.length  # a token that only ends the answer doesn't count
                     if (end := _push(answer, event)) is not None:
@@ -376,6 +384,9 @@ class Worker:
         whole = [i for i, (status, _) in ended.items() if status in _WHOLE and answers[i].request.keep]
         for request_id in ended:
             self._scheduler.remove(request_id)
+            answer = answers[request_id]
+            # A server tells only now how many it read.
+            self.counters.prompt_total += answer.prompt_tokens - len(answer.request.prompt_token_ids)
         self._remove(backend, whole, keep=True)
         self._remove(backend, [i for i in ended if i not in whole])
         self.counters.processed += len(ended)
@@ -454,9 +465,9 @@ class Worker:
         self._become(state)
 
 
-def _push(answer: Answer, token: Token) -> tuple[RequestStatus, BaseException | None] | None:
+def _push(answer: Answer, event: Token | Text | Ended) -> tuple[RequestStatus, BaseException | None] | None:
     try:
-        status = answer.push(token)
+        status = answer.push(event) if isinstance(event, Token) else answer.write(event)
     except Exception as error:  # its detokenizer's, say: this request's fault alone
         return RequestStatus.FINISHED_ERROR, error
     return None if status is None else (status, None)

@@ -22,6 +22,7 @@ from typing import Generic, TypeVar
 from ..engine.core import EngineCore
 from ..errors import EngineNotStarted, EngineStopped
 from ..outputs import RequestOutput
+from ..request import Chat
 from ..sampling import SamplingParams
 from .ahead import Ahead
 from .interrupt import on_interrupt
@@ -299,7 +300,7 @@ class Job(Generic[Row]):
 
     def _tokens(self, ask: Ask) -> list[int] | None:
         """A prompt's tokens; None if they can't be told, or don't tell all."""
-        if ask.images:
+        if ask.images or isinstance(ask.prompt, Chat):
             return None
         if not isinstance(ask.prompt, str):
             return list(ask.prompt)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
+from ..request import Chat
 from ..sampling import SamplingParams
 from .outcome import Ask
 
@@ -49,6 +50,8 @@ class Keys:
         digest = self._with(params).copy()
         if isinstance(ask.prompt, str):
             digest.update(b"text" + ask.prompt.encode(errors="surrogatepass"))
+        elif isinstance(ask.prompt, Chat):
+            digest.update(b"chat" + json.dumps(ask.prompt.messages, default=repr).encode())
         else:
             digest.update(array("q", ask.prompt))
         for image in ask.images or ():

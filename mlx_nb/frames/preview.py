@@ -13,8 +13,10 @@ from typing import Any
 import pandas as pd
 
 from ..engine.core import EngineCore
+from ..engine.intake import Prompt
 from ..engine.interrupts import interruptible
-from ..session.media import Media, length
+from ..request import Chat
+from ..session.media import Media, as_text, length
 from ..validation import integer
 from .columns import column_array
 from .generate import Call
@@ -38,7 +40,8 @@ class Preview:
     answers : int
         That the call asks for.
     prompt_tokens, new_tokens : int
-        Of all answers, by the mean of the rows shown; `new_tokens` at most.
+        Of all answers, by the mean of the rows shown; `new_tokens` at most, `prompt_tokens` None where a server has
+        the tokenizer.
     seconds : float or None
         How long that takes at the engine's mean speeds so far, if all answers are as long as they may be; None
         before it has run.
@@ -46,7 +49,7 @@ class Preview:
 
     frame: pd.DataFrame
     answers: int
-    prompt_tokens: int
+    prompt_tokens: int | None
     new_tokens: int
     seconds: float | None
 
@@ -56,10 +59,8 @@ class Preview:
             if self.seconds is None
             else (f"up to {_duration(self.seconds)} at the speed so far")
         )
-        return (
-            f"{self.answers:,} answers, about {self.prompt_tokens:,} prompt tokens, at most "
-            f"{self.new_tokens:,} new tokens; {time}"
-        )
+        read = "" if self.prompt_tokens is None else f"about {self.prompt_tokens:,} prompt tokens, "
+        return f"{self.answers:,} answers, {read}at most {self.new_tokens:,} new tokens; {time}"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002 - IPython gives it
         printer.text(f"{self.frame}\n{self}")
@@ -88,7 +89,9 @@ def preview_frame(
     looks = [_look(call, cells) for cells in islice(call.rows, count)]
     ready = [look for look in looks if look.state == "ready"]
     each = call.answers / len(looks) if looks else 0.0  # if the other rows are like these
-    prompt = round(each * sum(look.prompt_tokens or 0 for look in ready))
+    prompt = None
+    if not call.core.info.remote:
+        prompt = round(each * sum(look.prompt_tokens or 0 for look in ready))
     new = round(each * sum(look.max_tokens or 0 for look in ready))
     frame = pd.DataFrame(
         {
@@ -118,7 +121,11 @@ def _look(call: Call, cells: Cells) -> _Look:
     core = call.core
     try:
         ask = call.ask(cells)
+        if core.info.remote:
+            core.check(ask.params, ask.prompt)
+            return _Look("ready", None, _said(ask.prompt), None, ask.params.max_tokens)
         tokens = core.codec.encode(ask.prompt) if isinstance(ask.prompt, str) else ask.prompt
+        assert not isinstance(tokens, Chat)
         core.check(ask.params, tokens)
         count = length(core, tokens, Media(tuple(ask.images or ())))
     except Skipped as skipped:
@@ -128,7 +135,16 @@ def _look(call: Call, cells: Cells) -> _Look:
     return _Look("ready", None, core.codec.decode(tokens), count, ask.params.max_tokens)
 
 
-def _seconds(core: EngineCore, prompt_tokens: int, new_tokens: int) -> float | None:
+def _said(prompt: Prompt) -> str:
+    """What a server is sent, to read."""
+    if not isinstance(prompt, Chat):
+        return str(prompt)
+    return "\n\n".join(f"{message['role']}: {as_text(message['content'])}" for message in prompt.messages)
+
+
+def _seconds(core: EngineCore, prompt_tokens: int | None, new_tokens: int) -> float | None:
+    if prompt_tokens is None:
+        return None
     stats = core.get_stats()
     reading, writing = stats["mean_prompt_tps"], stats["mean_generation_tps"]
     return prompt_tokens / reading + new_tokens / writing if reading and writing else None

@@ -14,6 +14,7 @@ import pandas as pd
 from ..engine.core import EngineCore
 from ..engine.intake import Prompt
 from ..errors import RequestError
+from ..request import Chat
 from ..sampling import SamplingParams
 from ..validation import choice, several
 from .columns import column_array, free_name
@@ -127,6 +128,10 @@ def _text(cell: Any) -> str:
 
 def _divided(core: EngineCore, prompt: Prompt, continuation: str) -> tuple[list[int], list[int]]:
     """Prompt and continuation as tokens. Of raw text the whole is divided: a token may reach over the border."""
+    if isinstance(prompt, Chat):
+        raise RequestError(
+            "a server doesn't tell how likely a given answer is: use an engine of this process"
+        )
     encode = core.codec.encode
     if isinstance(prompt, str):
         whole, alone = encode(prompt + continuation), encode(prompt)

@@ -24,6 +24,7 @@ from ..engine.interrupts import ends_the_loop
 from ..errors import MlxNbError
 from ..outputs import RequestOutput
 from ..prompts.chat import Message, messages_for
+from ..request import Chat
 from ..sampling import SamplingParams
 from ..session.conversation import Conversation
 from ..session.media import Media, length, with_media
@@ -273,7 +274,7 @@ class Stream:
             self._read_what_waits()
         except BaseException as error:
             self._close("error", f"failed: {error}" if self._background else "")
-            started = self._submitted and any(output.output_token_ids for output in self.outputs)
+            started = self._submitted and any(output.completion_tokens for output in self.outputs)
             if started and not self._background:  # the variable there is the handle
                 self._keep()
             raise
@@ -286,7 +287,7 @@ class Stream:
     def _read_what_waits(self) -> None:
         """Of several samples, a cell that blocks may not have come to the later ones yet."""
         for answer in self._answers if self._submitted else ():
-            if not (answer.complete or answer.last.output_token_ids):
+            if not (answer.complete or answer.last.completion_tokens):
                 with contextlib.suppress(MlxNbError, ValueError):
                     for output in self._core.stream_sync(answer.id):
                         answer.last = output
@@ -370,7 +371,8 @@ class _Answer:
             **media.options(),
         )
         self.open()
-        self._progress = PromptProgress(core, self.id, len(tokens), self._view)
+        if not isinstance(tokens, Chat):  # a server doesn't say how far it is
+            self._progress = PromptProgress(core, self.id, len(tokens), self._view)
 
     def take(self, output: RequestOutput, later: Callable[..., Any] | None = None) -> None:
         """Draw what has come."""

@@ -17,6 +17,7 @@ from typing import Any, overload
 from ..config import EngineConfig, SchedulerConfig
 from ..engine.async_core import AsyncEngineCore
 from ..engine.core import EngineCore
+from ..engine.intake import Prompt
 from ..engine.interrupts import interruptible
 from ..errors import EngineNotStarted, RequestError
 from ..outputs import GenerationOutput, LoadProgress, RequestOutput
@@ -342,7 +343,7 @@ class _Asked:
                 **media.options(),
             }
 
-    def _read(self) -> tuple[str | list[int], int, Media]:
+    def _read(self) -> tuple[Prompt, int, Media]:
         """The prompt for the engine, where later ones may begin to differ, and what goes with it."""
         prompt, media = question_for(self.core, self.prompt, self.media, system=self.system, raw=self.raw)
         options: dict[str, Any] = {

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..engine.core import EngineCore
 from ..errors import MlxNbError
 from ..prompts.chat import Message, chat_tokens, shared_tokens
+from ..request import Chat
 from .media import NO_MEDIA, Media, apart, as_text, length
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ class Fitted:
 
     Attributes
     ----------
-    tokens : list of int
+    tokens : list of int or Chat
+        All of it as messages where a server has the tokenizer.
     prefix_boundary : int
         Tokens that come before the question.
     left_out : int
@@ -54,7 +56,7 @@ class Fitted:
         Images and videos of all turns that are in it, in order.
     """
 
-    tokens: list[int]
+    tokens: list[int] | Chat
     prefix_boundary: int
     left_out: int
     media: Media = NO_MEDIA
@@ -122,6 +124,9 @@ class Conversation:
             return length(engine, tokens(left_out), messages(left_out)[1])
 
         sum((turn.media for turn in self._turns[self.left_out :]), media).check(engine)
+        if engine.info.remote:
+            self.left_out, (said, seen) = 0, messages(0)
+            return Fitted(Chat(tuple(said)), 0, 0, seen)
 
         left_out, room = min(self.left_out, len(self._turns)), _room(engine, max_tokens)
         if room is not None and size(left_out) > room:

@@ -14,6 +14,7 @@ from ..engine.core import EngineCore
 from ..engine.intake import Prompt
 from ..errors import RequestError
 from ..prompts.chat import Message
+from ..request import Chat
 
 if TYPE_CHECKING:
     from ..prompts.media import Clip, Picture
@@ -138,6 +139,8 @@ def apart(messages: Iterable[Message]) -> tuple[list[Message], Media]:
 def length(core: EngineCore, prompt: Prompt, media: Media) -> int:
     """Tokens that the model reads of a prompt, those of its pictures included."""
     codec = core.codec
+    if isinstance(prompt, Chat):
+        raise RequestError("the tokenizer is the server's: it can't be told how many tokens a prompt has")
     if media:
         text = prompt if isinstance(prompt, str) else codec.decode(prompt)
         return len(codec.read_media(text, media.pictures, media.clips).tokens)

@@ -18,6 +18,7 @@ from ..engine.intake import Prompt
 from ..errors import EngineNotStarted, EngineStopped, MlxNbError, RequestError
 from ..outputs import GenerationOutput, LoadProgress, RequestOutput
 from ..prompts.chat import Message, chat_tokens, messages_for, shared_tokens
+from ..request import Chat
 from ..sampling import SamplingParams
 from .media import NO_MEDIA, Media, apart, with_media
 from .structured import read_structured
@@ -267,12 +268,14 @@ def prompt_for(
 ) -> Prompt:
     """What to submit for a question or a conversation.
 
-    Its tokens by the model's chat template, or with `raw` the text as it is.
+    Its tokens by the model's chat template, or with `raw` the text as it is. A server gets the messages.
     """
     if isinstance(prompt, str):
         if raw:
             return prompt
         prompt = messages_for(prompt, system)
+    if engine.info.remote:
+        return Chat(tuple(prompt))
     return chat_tokens(engine.codec, prompt, tools=tools, thinking=thinking)
 
 
@@ -286,7 +289,7 @@ def prefix_boundary_for(
     tools: Sequence[dict[str, Any]] | None = None,
 ) -> int:
     """Where the prefix cache should checkpoint what `prompt_for` gave: before the last message."""
-    if isinstance(tokens, str):
+    if not isinstance(tokens, list):
         return 0
     messages = messages_for(prompt, system) if isinstance(prompt, str) else prompt
     return shared_tokens(engine.codec, messages, tokens, tools=tools, thinking=thinking)
@@ -302,7 +305,7 @@ def system_boundary_for(
 ) -> int:
     """Where what `prompt_for` gave stops being the system prompt's: what conversations have in common."""
     first = next((i for i, message in enumerate(messages) if message.get("role") != "system"), len(messages))
-    if isinstance(tokens, str) or first == len(messages):
+    if not isinstance(tokens, list) or first == len(messages):
         return 0
     return shared_tokens(engine.codec, messages[: first + 1], tokens, tools=tools, thinking=thinking)
 
