@@ -1,25 +1,21 @@
-"""Text models in one continuous batch, over mlx-lm's BatchGenerator.
+"""Text models in one continuous batch: requests in, tokens out, and what is kept of their states.
 
-The only file that knows BatchGenerator, its private parts included (a contract test watches them): rows share
-one sampler, so both of its batches must say which rows they sample next. Where an answer ends is decided above,
-so rows run without end here until they are removed.
+Knows what a row stands for; how rows share the model's calls is the generator's.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.generate import BatchGenerator, GenerationBatch, PromptProcessingBatch
-from mlx_lm.models.cache import BatchRotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache
 
 from ..config import EngineConfig
 from ..errors import ModelLoadError
@@ -27,6 +23,7 @@ from ..request import Request
 from ..sampling import SamplingParams
 from .base import Event, Fault, ModelInfo, Prefilled, Token
 from .chunks import ChunkSize
+from .generator import FIRST_CHUNK, Generator
 from .logprobs import logprob_of
 from .resident import Resident
 from .roomy import roomy
@@ -38,72 +35,9 @@ __all__ = ["BatchBackend"]
 
 log = logging.getLogger("mlx_nb")
 
-ENDLESS = 1 << 62
-FIRST_CHUNK = 128
-SMALLEST_CHUNK = 64
-"""Tokens of all rows together. A smaller chunk takes hardly less time: the weights are read once for each."""
 PREFILL_ALONE = {"nemotron_h"}
 """Model types whose rows end with a wrong state when mlx-lm prefills them padded: its state-space layers are not
 told the rows' lengths. A test tells when that is mended."""
-_BY_ROW = (
-    "uids", "prompt_cache", "tokens", "samplers", "logits_processors", "max_tokens", "stop_sequences",
-)  # fmt: skip
-CHUNK_S = 0.4
-"""Seconds that a prefill chunk should take: other rows and aborts wait as long."""
-
-
-class _Observed:
-    """A model that shows its logits to the sampler; all else is the model's own.
-
-    One whose pictures shift positions is told by how much those of each row are.
-    """
-
-    def __init__(self, model: Any, sampler: RowSampler, shifts: Mapping[int, int]) -> None:
-        self._model, self._sampler, self._shifts = model, sampler, shifts
-
-    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
-        if self._shifts:
-            kwargs["shifted"] = [self._shifts.get(uid, 0) for uid in self._sampler.at_work]
-        logits: mx.array = self._model(*args, **kwargs)
-        self._sampler.observe(logits)
-        return logits
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-
-class _Prefilling(PromptProcessingBatch):
-    """Says which rows are at work, and which sample their first token."""
-
-    def prompt(self, tokens: list[list[int]]) -> None:
-        self.fallback_sampler.at_work = list(self.uids)
-        for cache in self.prompt_cache:
-            for part in getattr(cache, "caches", [cache]):
-                # After a chunk of one token a sliding window is rotated, and mlx-lm's mask for more of them is then
-                # off by one for rows with padding.
-                if isinstance(part, BatchRotatingKVCache) and part.rotated:
-                    part._temporal_order()
-        super().prompt(tokens)
-
-    def split(self, indices: list[int]) -> Any:
-        if len(indices) < len(self):
-            return super().split(indices)
-        whole = copy.copy(self)  # all go: no row's state need be copied
-        for name in _BY_ROW:
-            setattr(self, name, [])
-        return whole
-
-    def generate(self, tokens: list[list[int]]) -> GenerationBatch:
-        self.fallback_sampler.expect(list(self.uids))
-        return super().generate(tokens)
-
-
-class _Decoding(GenerationBatch):
-    """Says which rows sample their next token."""
-
-    def _step(self) -> Any:
-        self.fallback_sampler.expect(list(self.uids))
-        return super()._step()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,27 +88,23 @@ class BatchBackend(Resident):
         self._sampler = RowSampler()
         self._rows: dict[int, _Row] = {}
         self._uids: dict[str, int] = {}
-        self._prefill_seen = (0, 0.0)
         self._shifts: dict[int, int] = {}
         self._looking: deque[Looking] = deque()
         self._look_size = ChunkSize(scheduler.prefill_step_size)
         self._generator = self._make_generator(self._sampler)
 
-    def _make_generator(self, sampler: RowSampler) -> BatchGenerator:
+    def _make_generator(self, sampler: RowSampler) -> Generator:
         scheduler = self._config.scheduler_config
         kind = getattr(self._model, "model_type", None)
         alone = kind in PREFILL_ALONE or getattr(self._model, "prefills_alone", False)
-        generator = BatchGenerator(
-            _Observed(self._model, sampler, self._shifts),
-            sampler=sampler,
-            completion_batch_size=scheduler.max_running,
-            prefill_batch_size=1 if alone else min(scheduler.prefill_batch_size, scheduler.max_running),
-            prefill_step_size=min(FIRST_CHUNK, scheduler.prefill_step_size),
+        return Generator(
+            self._model,
+            sampler,
+            self._shifts,
+            rows=scheduler.max_running,
+            prompts=1 if alone else min(scheduler.prefill_batch_size, scheduler.max_running),
+            chunk=scheduler.prefill_step_size,
         )
-        bound = scheduler.prefill_step_size
-        generator._prompt_batch = _Prefilling.empty(generator.model, sampler, prefill_step_size=bound)
-        generator._generation_batch = _Decoding.empty(generator.model, sampler)
-        return generator
 
     # -- requests ---------------------------------------------------------------------------------------
 
@@ -198,12 +128,8 @@ class BatchBackend(Resident):
         constraint = self._constraint(request, made)
         boundaries = self._boundaries(request, len(tokens) - 1)
         cuts = sorted({before, *(b for b in boundaries if b > before), len(tokens)})
-        (uid,) = self._generator.insert_segments(
-            [[tokens[a:b] for a, b in itertools.pairwise(cuts)]],
-            max_tokens=[ENDLESS],
-            caches=[roomy(state)],
-            all_tokens=[tokens[:before]],
-        )
+        segments = [tokens[a:b] for a, b in itertools.pairwise(cuts)]
+        uid = self._generator.add(segments, state, tokens[:before])
         self._sampler.add(uid, request, constraint, made)
         self._rows[uid] = _Row(request, cached, before, boundaries)
         self._uids[request.request_id] = uid
@@ -235,7 +161,6 @@ class BatchBackend(Resident):
     def next(self) -> list[Event]:
         """One decode step and at most one prefill chunk."""
         prompts, tokens = self._generator.next()
-        self._adapt_chunk()
         events: list[Event] = []
         for response in prompts:
             row = self._rows[response.uid]
@@ -264,7 +189,7 @@ class BatchBackend(Resident):
             if finished:
                 self._looking.popleft()
                 self._join(request, look.made, look.state, look.done, look.cached)
-                self._generator._unprocessed_sequences.rotate(1)  # it has waited already
+                self._generator.hasten()  # it has waited already
         except Exception as error:
             if self._looking and self._looking[0] is look:
                 self._looking.popleft()
@@ -287,7 +212,7 @@ class BatchBackend(Resident):
 
     def _states(self, uids: list[int]) -> dict[int, tuple[list[Any], list[int]]]:
         """Caches of rows, the caller's own, and the tokens that are in them."""
-        return dict(self._generator.extract_cache(uids))
+        return self._generator.extract_cache(uids)
 
     def _drop_faulty(self) -> list[Event]:
         faults = dict(self._sampler.faults)
@@ -313,33 +238,16 @@ class BatchBackend(Resident):
         self._looking.clear()
         self._sampler = RowSampler()
         self._generator = self._make_generator(self._sampler)
-        self._prefill_seen = (0, 0.0)
         mx.clear_cache()
         return spared
-
-    def _adapt_chunk(self) -> None:
-        """Size the next prefill chunk from the speed of the last one.
-
-        It doubles or halves at most: the speed of small chunks says little about large ones, and on a GPU the
-        first chunk of a kind takes the time of a compiler.
-        """
-        counters, seen = self._generator._counters, self._prefill_seen
-        self._prefill_seen = (counters.prompt_tokens, counters.prompt_time)
-        tokens, seconds = counters.prompt_tokens - seen[0], counters.prompt_time - seen[1]
-        rows = max(1, len(self._generator._prompt_batch))
-        smallest = max(1, SMALLEST_CHUNK // rows)
-        if tokens < SMALLEST_CHUNK // 2 or seconds <= 0:  # the end of a prompt, which tells nothing
-            return
-        ideal = int(tokens / seconds * CHUNK_S / rows)
-        now, bound = self._generator.prefill_step_size, self._config.scheduler_config.prefill_step_size
-        self._generator.prefill_step_size = min(max(ideal, now // 2, smallest), 2 * now, bound)
 
     def warm_up(self) -> None:
         """Run a few tokens through a batch of its own, one row and several."""
         for rows in sorted({1, min(4, self._config.scheduler_config.max_running)}):
             sampler = RowSampler()
             generator = self._make_generator(sampler)
-            for uid in generator.insert([[0] * FIRST_CHUNK] * rows, max_tokens=[ENDLESS] * rows):
+            for _ in range(rows):
+                uid = generator.add([[0] * FIRST_CHUNK], None, [])
                 sampler.add(uid, Request(f"warm-{uid}", [0], SamplingParams(), seed=0, arrival=0.0))
             made = 0
             while made < 3 * rows:
@@ -349,7 +257,7 @@ class BatchBackend(Resident):
 
     def _kv_bytes(self) -> int:
         looking = sum(look.nbytes() for look in self._looking)
-        return looking + (int(self._generator.prompt_cache_nbytes) if self._rows else 0)
+        return looking + (self._generator.prompt_cache_nbytes if self._rows else 0)
 
     def close(self) -> None:
         """Let go of the model."""

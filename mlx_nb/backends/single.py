@@ -7,6 +7,7 @@ several tokens a step. Where an answer ends is decided above, as for every backe
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import time
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from .bounded import bounded_cache
 from .chunks import ChunkSize
 from .drafts import Draft
 from .logprobs import logprob_of
+from .lone import Ahead, draw, normalized
 from .resident import Resident
 from .rollback import Trial, trial_objection
 from .samplers import RowSampler
@@ -90,7 +92,7 @@ class _Stream:
     scoring: Scoring | None = None
     share: SparsePrefill | None = None
     runs: list[Run] | None = None
-    ahead: tuple[mx.array, mx.array] | None = None
+    ahead: Ahead | None = None
     prefilled: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -268,19 +270,12 @@ class SingleBackend(Resident):
         """The next token, with the one after it begun."""
         events: list[Event] = []
         if stream.ahead is None:
-            stream.ahead = self._step(stream, mx.array(stream.tokens[-1:]))
+            stream.ahead = Ahead(functools.partial(self._call, stream), self._sampler, ROW)
+            stream.ahead.begin(mx.array(stream.tokens[-1:]))
             events.append(
                 Prefilled(stream.request.request_id, stream.prefilled, stream.prefilled, stream.cached)
             )
-        token, logprobs = stream.ahead
-        stream.ahead = self._step(stream, token)
-        return [*events, self._said(stream, _value(token), logprobs)]
-
-    def _step(self, stream: _Stream, token: mx.array) -> tuple[mx.array, mx.array]:
-        logits = self._call(stream, token)
-        made = self._choose(logits[:, -1:, :])
-        mx.async_eval(*made)  # type: ignore[no-untyped-call]
-        return made
+        return [*events, self._said(stream, *stream.ahead.step())]
 
     def _speculate(self, stream: _Stream, draft: Draft) -> list[Event]:
         """As many tokens as the target agrees with, and the one that it says then."""
@@ -305,13 +300,13 @@ class SingleBackend(Resident):
     def _agreed(self, stream: _Stream, logits: mx.array, guesses: Sequence[int]) -> list[Event]:
         """What the target says at each place, up to the first that was not guessed."""
         if self._sampler.is_plain(ROW) and stream.request.params.logprobs is None:
-            best: Any = mx.argmax(_logprobs(logits), axis=-1)[0].tolist()
+            best: Any = mx.argmax(normalized(logits), axis=-1)[0].tolist()
             kept = next((i for i, guess in enumerate(guesses) if guess != best[i]), len(guesses))
             return [self._said(stream, token) for token in best[: kept + 1]]
         said: list[Event] = []
         for i in range(len(guesses) + 1):
-            token, logprobs = self._choose(logits[:, i : i + 1, :])
-            value = _value(token)
+            token, logprobs = draw(self._sampler, ROW, logits[:, i : i + 1, :])
+            value = int(token.item())  # type: ignore[arg-type]
             said.append(self._said(stream, value, logprobs))
             if self._sampler.faults or i == len(guesses) or value != guesses[i]:
                 break
@@ -329,13 +324,6 @@ class SingleBackend(Resident):
         stream.fed += tokens.size
         logits: mx.array = self._model(tokens[None], cache=stream.state)
         return logits
-
-    def _choose(self, logits: mx.array) -> tuple[mx.array, mx.array]:
-        """A token, shape (1,), and its log-probabilities, shape (vocabulary,), for logits of one place."""
-        self._sampler.expect([ROW])
-        self._sampler.observe(logits)
-        logprobs = _logprobs(logits)[:, -1, :]
-        return self._sampler(logprobs), logprobs[0]
 
     def _said(self, stream: _Stream, token: int, logprobs: mx.array | None = None) -> Token:
         stream.tokens.append(token)
@@ -383,11 +371,3 @@ class SingleBackend(Resident):
         self._stream = self._draft = self._scorer = None
         del self._sampler
         super().close()
-
-
-def _logprobs(logits: mx.array) -> mx.array:
-    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-
-
-def _value(token: mx.array) -> int:
-    return int(token.item())  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
-"""What backends/batch.py relies on in mlx-lm's BatchGenerator, private parts included.
+"""What backends/generator.py relies on in mlx-lm's BatchGenerator, private parts included.
 
-When one of these fails after an upgrade of mlx-lm, backends/batch.py is what has to change.
+When one of these fails after an upgrade of mlx-lm, backends/generator.py is what has to change.
 """
 
 import inspect
@@ -179,7 +179,7 @@ def test_the_trie_finds_what_is_looked_up_in_it() -> None:
 
 
 def test_a_window_that_rotated_in_prefill_still_needs_to_be_put_in_order() -> None:
-    """When this fails, mlx-lm's mask is right by itself: `batch._Prefilling` need not see to it."""
+    """When this fails, mlx-lm's mask is right by itself: `generator._Prefilling` need not see to it."""
     generator = BatchGenerator(tiny("gemma3")[0], sampler=argmax, prefill_batch_size=2, prefill_step_size=24)
     long, late = list(range(20, 70)), list(range(30, 80))
     told = []
