@@ -7,14 +7,14 @@ would have said itself. So a draft decides how fast an answer comes, and never w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import mlx.core as mx
 from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
 
 from ..errors import ModelLoadError
 
-__all__ = ["Draft", "ModelDraft", "PromptLookup"]
+__all__ = ["Draft", "ModelDraft", "PromptLookup", "Watcher"]
 
 Weights = Any
 
@@ -25,11 +25,27 @@ class Draft(Protocol):
     def begin(self) -> None:
         """Forget the last request."""
 
-    def prefill(self, tokens: Sequence[int]) -> None:
-        """Take in more of the prompt; as much as the target just did."""
+    def read(self, tokens: Sequence[int], most: int) -> bool:
+        """Take in at most so many more of the `tokens` that the target has of a prompt; whether there were any."""
 
     def propose(self, tokens: Sequence[int], count: int) -> list[int]:
         """At most `count` tokens that may follow `tokens` (prompt and answer so far); none if there is no guess."""
+
+
+@runtime_checkable
+class Watcher(Draft, Protocol):
+    """A draft that goes by what the target computes.
+
+    Attributes
+    ----------
+    wants : dict
+        What the target is asked for, as mlx-vlm's models are: see `Sighted.reveal`.
+    """
+
+    wants: dict[str, Any]
+
+    def see(self, tokens: Sequence[int], hidden: mx.array, state: Sequence[Any]) -> None:
+        """The target has read `tokens` and kept them: its hidden states at each, and its caches after them."""
 
 
 class PromptLookup:
@@ -50,8 +66,9 @@ class PromptLookup:
         """Forget the last request."""
         self._seen, self._read = {}, 0
 
-    def prefill(self, tokens: Sequence[int]) -> None:
+    def read(self, tokens: Sequence[int], most: int) -> bool:  # noqa: ARG002 - Draft has it
         """Nothing: a lookup reads the text when it is asked."""
+        return False
 
     def propose(self, tokens: Sequence[int], count: int) -> list[int]:
         """What followed the last earlier place with the same ending."""
@@ -93,11 +110,15 @@ class ModelDraft:
         self._state = make_prompt_cache(self._model)
         self._fed, self._known = [], 0
 
-    def prefill(self, tokens: Sequence[int]) -> None:
-        """Feed a chunk of the prompt."""
-        self._model(mx.array([tokens]), cache=self._state)
+    def read(self, tokens: Sequence[int], most: int) -> bool:
+        """Feed a chunk of the prompt, or of what the target had of it from before."""
+        chunk = tokens[len(self._fed) : len(self._fed) + most]
+        if not chunk:
+            return False
+        self._model(mx.array([chunk]), cache=self._state)
         mx.eval([c.state for c in self._state])
-        self._fed += tokens
+        self._fed += chunk
+        return True
 
     def propose(self, tokens: Sequence[int], count: int) -> list[int]:
         """The `count` tokens this model would say."""

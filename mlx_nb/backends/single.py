@@ -194,6 +194,8 @@ class SingleBackend(Resident):
             return []
         if stream.scoring is not None:
             return self._score(stream, stream.scoring)
+        if self._draft_reads(stream):
+            return []
         if len(stream.tokens) - stream.fed > 1 and stream.ahead is None:
             return self._prefill(stream)
         events = self._plain(stream) if self._draft is None else self._speculate(stream, self._draft)
@@ -252,8 +254,6 @@ class SingleBackend(Resident):
         began = time.perf_counter()
         self._feed(stream, chunk)
         mx.eval([c.state for c in stream.state])
-        if self._draft is not None:
-            self._draft.prefill(stream.tokens[stream.fed - len(chunk) : stream.fed])
         mx.clear_cache()
         self._chunk.took(len(chunk), time.perf_counter() - began)
         if stream.boundaries and stream.fed == stream.boundaries[0]:
@@ -265,6 +265,12 @@ class SingleBackend(Resident):
             self._move_to(stream, stream.runs[0][0] if stream.runs else last)
         request = stream.request
         return [Prefilled(request.request_id, stream.fed, stream.prefilled, stream.cached)]
+
+    def _draft_reads(self, stream: _Stream) -> bool:
+        """Have the draft take in a chunk of what the target has of the prompt; whether there was one."""
+        if self._draft is None or stream.fed >= stream.prefilled:
+            return False
+        return self._draft.read(stream.tokens[: stream.fed], self._chunk.tokens)
 
     def _plain(self, stream: _Stream) -> list[Event]:
         """The next token, with the one after it begun."""

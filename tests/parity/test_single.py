@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import mlx.core as mx
 import mlx_lm
 import pytest
 from mlx_lm.models.cache import RotatingKVCache
@@ -29,12 +30,26 @@ class Noisy:
     def begin(self) -> None:
         self._inner.begin()
 
-    def prefill(self, tokens: Sequence[int]) -> None:
-        self._inner.prefill(tokens)
+    def read(self, tokens: Sequence[int], most: int) -> bool:
+        return self._inner.read(tokens, most)
 
     def propose(self, tokens: Sequence[int], count: int) -> list[int]:
         guesses = self._inner.propose(tokens, count)
         return [(g + 1) % 300 if (len(tokens) + i) % 3 == 0 else g for i, g in enumerate(guesses)]
+
+
+class Measured:
+    """A model that notes how many tokens it is fed at a time."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.layers = model.layers
+        self.lengths: list[int] = []
+
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        self.lengths.append(tokens.shape[1])
+        logits: mx.array = self._model(tokens, cache=cache)
+        return logits
 
 
 @pytest.fixture
@@ -161,6 +176,22 @@ def test_a_second_prompt_goes_on_from_what_was_kept(family: str, single: Any) ->
     again = engine.generate_sync(PROMPT, GREEDY)
     assert again.cached_tokens > 0
     assert again.output_token_ids == alone(family, PROMPT)
+
+
+def test_a_draft_reads_what_the_target_had_from_before_in_chunks(single: Any) -> None:
+    drafted: list[Measured] = []
+
+    def draft(model: Any) -> Draft:
+        drafted.append(Measured(model))
+        return ModelDraft(drafted[0])
+
+    engine = single("llama", draft, prefill_step_size=16)
+    engine.generate_sync(PROMPT, GREEDY, prefix_boundary=80)
+    drafted[0].lengths.clear()
+    again = engine.generate_sync(PROMPT, GREEDY)
+    assert again.cached_tokens >= 80
+    assert max(drafted[0].lengths) <= 16
+    assert again.output_token_ids == alone("llama", PROMPT)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "deepseek_v3"])
