@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ from .chunks import ChunkSize
 from .generator import FIRST_CHUNK, Generator
 from .logprobs import logprob_of
 from .resident import Resident
-from .roomy import roomy
 from .samplers import RowSampler
 from .vision import Looking
 from .vision_inputs import MediaReader
@@ -110,13 +108,11 @@ class BatchBackend(Resident):
 
     def insert(self, request: Request, made: Sequence[int] = ()) -> None:
         """Take a request in, on top of the longest prefix that is stored."""
-        if getattr(self._model, "attends_both_ways", False):
-            request = self._model.whole(request)
+        request = self._whole(request)
         tokens = [*request.prompt_token_ids, *made]
         state, covered = self._prefix.fetch(request.key(tokens)) if self._prefix else (None, 0)
         if request.media is not None and covered < request.media.last:
-            state = roomy(state) or self._blank()
-            self._looking.append(Looking(request, tuple(made), state, covered, covered))
+            self._looking.append(self._look_at(request, made, state, covered))
         else:
             self._join(request, made, state, covered, covered)
 
@@ -183,10 +179,7 @@ class BatchBackend(Resident):
         look = self._looking[0]
         request = look.request
         try:
-            before, began = look.done, time.perf_counter()
-            finished = look.step(self._model, self._look_size.tokens, self._prefix)
-            self._look_size.took(look.done - before, time.perf_counter() - began)
-            if finished:
+            if look.step(self._model, self._look_size, self._prefix):
                 self._looking.popleft()
                 self._join(request, look.made, look.state, look.done, look.cached)
                 self._generator.hasten()  # it has waited already
@@ -194,11 +187,7 @@ class BatchBackend(Resident):
             if self._looking and self._looking[0] is look:
                 self._looking.popleft()
             return [Fault(request.request_id, error)]
-        return [
-            Prefilled(
-                request.request_id, look.done, len(request.prompt_token_ids) + len(look.made), look.cached
-            )
-        ]
+        return [look.progress()]
 
     def _checkpoint(self, uids: list[int]) -> None:
         """Store the states of some rows; what goes wrong here costs a later prompt time, and nobody an answer."""

@@ -25,6 +25,7 @@ from .grammar import Constraint, Grammars, grammar_source
 from .loader import device_name
 from .prefix_cache import PrefixCache
 from .text import TokenizerCodec
+from .vision import Looking
 from .vision_inputs import MediaReader
 
 __all__ = ["Resident"]
@@ -95,6 +96,20 @@ class Resident:
         """Caches of a new row."""
         states: list[Any] = make_prompt_cache(self._model)
         return states
+
+    def _whole(self, request: Request) -> Request:
+        """The request as the model takes it."""
+        if getattr(self._model, "attends_both_ways", False):
+            whole: Request = self._model.whole(request)
+            return whole
+        return request
+
+    def _look_at(
+        self, request: Request, made: Sequence[int], state: list[Any] | None, covered: int
+    ) -> Looking:
+        """What comes first of a prompt with pictures that `state`, its `covered` tokens, doesn't have."""
+        state = state or self._blank()
+        return Looking(request, tuple(made), state, covered, covered, request.prefix_boundary)
 
     def _constraint(self, request: Request, made: Sequence[int]) -> Constraint | None:
         """What a structured answer must keep to, after the tokens it has `made`; None if it has no structure."""

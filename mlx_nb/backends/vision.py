@@ -6,7 +6,9 @@ batch, at positions shifted by what its pictures took. So no family's batching o
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +19,8 @@ from mlx_lm.models.cache import trim_prompt_cache
 
 from ..errors import RequestError
 from ..request import Media, Piece, Request
+from .base import Prefilled
+from .chunks import ChunkSize
 from .prefix_cache import Look, PrefixCache
 from .vision_inputs import picture_ids, video_ids
 
@@ -214,13 +218,17 @@ class Sighted:
 
 @dataclass(slots=True)
 class Looking:
-    """A prompt whose pictures are being prefilled; `done` tokens are in `state`, `cached` of them from before."""
+    """A prompt whose pictures are being prefilled; `done` tokens are in `state`, `cached` of them from before.
+
+    At `boundary`, if it comes before the last picture, the state is kept for other prompts.
+    """
 
     request: Request
     made: tuple[int, ...]
     state: list[Any]
     done: int
     cached: int
+    boundary: int = 0
     embedded: Embedded | None = field(default=None, repr=False)
     looks: list[Look | None] = field(default_factory=list, repr=False)
     chunks: bool = True
@@ -231,24 +239,38 @@ class Looking:
         assert self.request.media is not None
         return self.request.media
 
-    def step(self, model: Sighted, most: int, looks: PrefixCache | None) -> bool:
-        """Look, or go on by at most so many tokens; whether that was the last of it."""
+    def step(self, model: Sighted, size: ChunkSize, known: PrefixCache | None) -> bool:
+        """Look, or go on by a chunk; whether that was the last of it."""
         if self.embedded is None:
-            if self._look(model, looks):
+            if self._look(model, known):
                 return False
             self.embedded = model.embed(self.media, self.looks)
+        before, began = self.done, time.perf_counter()
         last = self.media.last
         if model.attends_both_ways:
             model.prefill(self.media, self.embedded, self.state, 0, last + 1)
-            trim_prompt_cache(self.state, 1)  # the batch feeds the last token again, for what comes after it
+            trim_prompt_cache(self.state, 1)  # the last token is fed again, for what comes after it
             self.done = last
             return True
-        end = min(self.done + most, last) if self.chunks else last
+        end = last
+        if self.chunks:
+            end = min(self.done + size.tokens, last, *self._ahead())
         model.prefill(self.media, self.embedded, self.state, self.done, end)
         self.done = end
+        size.took(end - before, time.perf_counter() - began)
+        if end == self.boundary and known is not None:
+            known.store(self.request.key(self.media.tokens[:end]), copy.deepcopy(self.state))
         return end == last
 
-    def _look(self, model: Sighted, looks: PrefixCache | None) -> bool:
+    def _ahead(self) -> list[int]:
+        return [self.boundary] if self.done < self.boundary < self.media.last else []
+
+    def progress(self) -> Prefilled:
+        """How far it has come."""
+        total = len(self.request.prompt_token_ids) + len(self.made)
+        return Prefilled(self.request.request_id, self.done, total, self.cached)
+
+    def _look(self, model: Sighted, known: PrefixCache | None) -> bool:
         """Look at the next piece that is not known yet; whether there was one. One a step: others wait as long."""
         if not self.looks:
             self.chunks = model.takes_chunks({name: mx.array(v) for name, v in self.media.arrays.items()})
@@ -258,14 +280,15 @@ class Looking:
             if piece.places[-1] < self.done:
                 self.looks.append(None)
                 continue
-            known = None if looks is None else looks.look(model.name(piece))
-            if known is None:
-                known = model.look(piece)
-                if looks is not None:
-                    looks.store_look(model.name(piece), known)
-                self.looks.append(known)
-                return True
-            self.looks.append(known)
+            look = None if known is None else known.look(model.name(piece))
+            if look is not None:
+                self.looks.append(look)
+                continue
+            look = model.look(piece)
+            if known is not None:
+                known.store_look(model.name(piece), look)
+            self.looks.append(look)
+            return True
         return False
 
     def nbytes(self) -> int:
