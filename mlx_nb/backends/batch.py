@@ -24,8 +24,10 @@ from .base import Event, Fault, ModelInfo, Prefilled, Token
 from .chunks import ChunkSize
 from .generator import FIRST_CHUNK, Generator
 from .logprobs import logprob_of
+from .prefix_cache import shortened
 from .resident import Resident
 from .samplers import RowSampler
+from .shared import Prompt, Shared
 from .vision import Looking
 from .vision_inputs import MediaReader
 
@@ -40,15 +42,18 @@ told the rows' lengths. A test tells when that is mended."""
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A request in the batch.
+    """A prompt in the batch.
 
-    `cached` of its tokens came from the prefix cache, `before` were done when it joined; where to checkpoint.
+    `cached` of its tokens were prefilled for another one, `before` were done when it joined.
     """
 
-    request: Request
+    prompt: Prompt
     cached: int
     before: int
-    boundaries: frozenset[int]
+
+    @property
+    def request(self) -> Request:
+        return self.prompt.request
 
 
 class BatchBackend(Resident):
@@ -89,6 +94,7 @@ class BatchBackend(Resident):
         self._shifts: dict[int, int] = {}
         self._looking: deque[Looking] = deque()
         self._look_size = ChunkSize(scheduler.prefill_step_size)
+        self._shared = Shared(trimmable=self._trimmable)
         self._generator = self._make_generator(self._sampler)
 
     def _make_generator(self, sampler: RowSampler) -> Generator:
@@ -107,28 +113,82 @@ class BatchBackend(Resident):
     # -- requests ---------------------------------------------------------------------------------------
 
     def insert(self, request: Request, made: Sequence[int] = ()) -> None:
-        """Take a request in, on top of the longest prefix that is stored."""
+        """Take a request in, on top of the longest prefix that is stored, or that another one will have."""
         request = self._whole(request)
+        if request.media is None:
+            self._enter(self._prompt(request, made))
+            return
         tokens = [*request.prompt_token_ids, *made]
         state, covered = self._prefix.fetch(request.key(tokens)) if self._prefix else (None, 0)
-        if request.media is not None and covered < request.media.last:
+        if covered < request.media.last:
             self._looking.append(self._look_at(request, made, state, covered))
         else:
-            self._join(request, made, state, covered, covered)
+            self._join(self._prompt(request, made), state, covered, covered)
 
-    def _join(
-        self, request: Request, made: Sequence[int], state: list[Any] | None, before: int, cached: int
-    ) -> None:
+    def _prompt(self, request: Request, made: Sequence[int]) -> Prompt:
+        key = request.key([*request.prompt_token_ids, *made])
+        return self._shared.add(request, made, key, self._boundaries(request, len(key) - 1))
+
+    def _enter(self, prompt: Prompt) -> bool:
+        """Let a prompt join the batch, unless it had better wait for what another one will have."""
+        try:
+            state, covered = None, 0
+            if self._prefix is not None:
+                covered = self._prefix.covers(prompt.key)
+                if self.footprint.bytes([len(prompt.key)]) <= self._prefix.stats.max_bytes:
+                    source = self._shared.source(prompt, covered)
+                    if self._shared.wait(prompt, covered if source is None else source[1]):
+                        self._cut(prompt)
+                        return False
+                    if source is not None:
+                        self._share(*source)
+                state, covered = self._prefix.fetch(prompt.key)
+            self._join(prompt, state, covered, covered)
+        except BaseException:
+            self._shared.remove(prompt.request.request_id)
+            raise
+        return True
+
+    def _enter_ready(self) -> list[Event]:
+        """Let those in that need wait no longer."""
+        events: list[Event] = []
+        entered = 0
+        for prompt in self._shared.ready():
+            try:
+                entered += self._enter(prompt)
+            except Exception as error:
+                events.append(Fault(prompt.request.request_id, error))
+        self._generator.hasten(entered)  # they have waited already
+        return events
+
+    def _cut(self, prompt: Prompt) -> None:
+        """Have what a prompt waits for stop there, if need be."""
+        lead, place = prompt.lead, prompt.place
+        if lead is not None and self._shared.cut(prompt) and lead.joined:
+            uid = self._uids[lead.request.request_id]
+            self._generator.cut(uid, place - self._rows[uid].before)
+
+    def _share(self, prompt: Prompt, place: int) -> None:
+        """Store the state of a row's first tokens; what goes wrong here costs others time only."""
+        assert self._prefix is not None
+        try:
+            ((state, tokens),) = self._states([self._uids[prompt.request.request_id]]).values()
+            self._prefix.store(prompt.key[:place], shortened(state, len(tokens) - place))
+        except Exception:
+            log.exception("mlx_nb: could not share a prefix")
+
+    def _join(self, prompt: Prompt, state: list[Any] | None, before: int, cached: int) -> None:
         """Let a row into the batch whose first `before` tokens are in `state`."""
+        request, made = prompt.request, prompt.made
         tokens = [*request.prompt_token_ids, *made]
         constraint = self._constraint(request, made)
-        boundaries = self._boundaries(request, len(tokens) - 1)
-        cuts = sorted({before, *(b for b in boundaries if b > before), len(tokens)})
+        cuts = sorted({before, *(cut for cut in prompt.cuts if cut > before), len(tokens)})
         segments = [tokens[a:b] for a, b in itertools.pairwise(cuts)]
         uid = self._generator.add(segments, state, tokens[:before])
         self._sampler.add(uid, request, constraint, made)
-        self._rows[uid] = _Row(request, cached, before, boundaries)
+        self._rows[uid] = _Row(prompt, cached, before)
         self._uids[request.request_id] = uid
+        prompt.joined, prompt.done = True, before
         if request.media is not None and (shift := self._model.shift(request.media)):
             self._shifts[uid] = shift
 
@@ -137,10 +197,13 @@ class BatchBackend(Resident):
         gone = set(request_ids)
         self._looking = deque(look for look in self._looking if look.request.request_id not in gone)
         uids = [self._uids[i] for i in request_ids if i in self._uids]
+        self._checkpoint(
+            [uid for uid in uids if keep or self._shared.leads(self._rows[uid].request.request_id)]
+        )
+        for request_id in request_ids:
+            self._shared.remove(request_id)
         if not uids:
             return
-        if keep:
-            self._checkpoint(uids)
         self._generator.remove(uids)
         for uid in uids:
             self._forget(uid)
@@ -151,18 +214,20 @@ class BatchBackend(Resident):
         row = self._rows.pop(uid, None)
         if row is not None:
             del self._uids[row.request.request_id]
+            self._shared.remove(row.request.request_id)
         self._sampler.discard(uid)
         self._shifts.pop(uid, None)
 
     def next(self) -> list[Event]:
         """One decode step and at most one prefill chunk."""
+        events = self._enter_ready()
         prompts, tokens = self._generator.next()
-        events: list[Event] = []
         for response in prompts:
             row = self._rows[response.uid]
             done, total = (row.before + count for count in response.progress)
             events.append(Prefilled(row.request.request_id, done, total, row.cached))
-            if response.end_of_segment and done in row.boundaries:
+            row.prompt.done = done
+            if response.end_of_segment and done in row.prompt.cuts:
                 self._checkpoint([response.uid])
         # A row at fault in sampling its next token has this one still, which may well be its last.
         for response in tokens:
@@ -181,8 +246,8 @@ class BatchBackend(Resident):
         try:
             if look.step(self._model, self._look_size, self._prefix):
                 self._looking.popleft()
-                self._join(request, look.made, look.state, look.done, look.cached)
-                self._generator.hasten()  # it has waited already
+                self._join(self._prompt(request, look.made), look.state, look.done, look.cached)
+                self._generator.hasten(1)  # it has waited already
         except Exception as error:
             if self._looking and self._looking[0] is look:
                 self._looking.popleft()
@@ -191,7 +256,7 @@ class BatchBackend(Resident):
 
     def _checkpoint(self, uids: list[int]) -> None:
         """Store the states of some rows; what goes wrong here costs a later prompt time, and nobody an answer."""
-        if self._prefix is None:
+        if self._prefix is None or not uids:
             return
         try:
             for uid, (state, tokens) in self._states(uids).items():
@@ -220,7 +285,7 @@ class BatchBackend(Resident):
         spared = [row.request.request_id for uid, row in self._rows.items() if at_work and uid not in at_work]
         with contextlib.suppress(Exception):  # it is broken anyway
             self._generator.close()
-        spared += [look.request.request_id for look in self._looking]
+        spared += [*(look.request.request_id for look in self._looking), *self._shared.clear()]
         self._rows.clear()
         self._uids.clear()
         self._shifts.clear()

@@ -153,9 +153,24 @@ class Generator(BatchGenerator):
         )
         return int(uid)
 
-    def hasten(self) -> None:
-        """Have the row that was added last be the next to begin."""
-        self._unprocessed_sequences.rotate(1)
+    def hasten(self, rows: int) -> None:
+        """Have the rows that were added last be the next to begin."""
+        self._unprocessed_sequences.rotate(rows)
+
+    def cut(self, uid: int, count: int) -> None:
+        """Have `next` stop, too, when so many tokens of a row have been prefilled here."""
+        waiting = ((row[0], row[1], 0) for row in self._unprocessed_sequences)
+        begun = zip(self._prompt_batch.uids, self._currently_processing, strict=True)
+        for found, segments, done in [*waiting, *((other, row[0], row[1]) for other, row in begun)]:
+            if found != uid:
+                continue
+            left = count - done
+            for place, segment in enumerate(segments):
+                if 0 < left < len(segment):
+                    segments[place : place + 1] = [segment[:left], segment[left:]]
+                left -= len(segment)
+                if left <= 0:
+                    return
 
     def next(self) -> tuple[list[Any], list[Any]]:
         """One decode step and at most one prefill chunk."""

@@ -34,7 +34,7 @@ from mlx_lm.models.cache import (
 from ..errors import CacheMismatchError
 from .base import CacheStats
 
-__all__ = ["Look", "PrefixCache"]
+__all__ = ["Look", "PrefixCache", "shortened"]
 
 log = logging.getLogger("mlx_nb")
 
@@ -83,6 +83,10 @@ class PrefixCache:
         self._holds[key] += 1 if held else -1
         if self._holds[key] <= 0:
             del self._holds[key]
+
+    def covers(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` `fetch` would cover."""
+        return self._nearest(list(tokens))[1]
 
     def fetch(self, tokens: Sequence[int]) -> tuple[State | None, int]:
         """A copy of the state that covers most of `tokens`, but the last, and how many it covers."""
@@ -276,6 +280,16 @@ class PrefixCache:
                 continue
             loaded += self.store(tokens, state)
         return loaded
+
+
+def shortened(state: State, count: int) -> State:
+    """The same state without its last `count` tokens, in no more memory than it needs."""
+    trim_prompt_cache(state, count)
+    for cache in state:
+        for part in getattr(cache, "caches", [cache]):
+            if type(part) is KVCache:
+                part.keys, part.values = map(mx.contiguous, part.keys_and_values())
+    return state
 
 
 def _of_mlx_lm(cache: Any) -> Any:
