@@ -66,7 +66,6 @@ class Pretrained:
             path,
             adapter_path=self._adapter_path,
             trust_remote_code=self._trust_remote_code,
-            text_only=self._single is not None,
             on_progress=on_progress,
         )
         from .batch import BatchBackend
@@ -113,6 +112,7 @@ class Pretrained:
             loaded.tokenizer,
             config,
             info,
+            loaded.reader,
             draft=draft,
             draft_tokens=(speculation and speculation.tokens) or DRAFT_TOKENS,
             sparse_prefill=self._single.sparse_prefill,

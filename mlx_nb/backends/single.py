@@ -10,7 +10,7 @@ import copy
 import functools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 from ..config import EngineConfig, SparsePrefill
-from ..errors import ModelLoadError
+from ..errors import ModelLoadError, RequestError
 from ..request import Request
 from ..sampling import SamplingParams
 from .base import Drafted, Event, Fault, ModelInfo, Prefilled, Token
@@ -31,6 +31,8 @@ from .resident import Resident
 from .rollback import Trial, trial_objection
 from .samplers import RowSampler
 from .specprefill import Run, Scoring, SparseCache, choose, require_scorer, require_sparse, sparse
+from .vision import Looking
+from .vision_inputs import MediaReader
 
 __all__ = ["SingleBackend"]
 
@@ -80,7 +82,8 @@ class _Stream:
     """The request at work.
 
     `fed` is the position that the caches have come to; `ahead` is the token after the last of `tokens`, which may
-    still be in the making. Of a sparse prefill, `runs` are the parts of the prompt that are still to be fed.
+    still be in the making. Of a sparse prefill, `runs` are the parts of the prompt that are still to be fed. Pictures
+    are taken in before anything else, by `looking`; the positions after them are `shifted`.
     """
 
     request: Request
@@ -89,6 +92,8 @@ class _Stream:
     fed: int
     cached: int
     boundaries: list[int]
+    looking: Looking | None = None
+    shifted: int = 0
     scoring: Scoring | None = None
     share: SparsePrefill | None = None
     runs: list[Run] | None = None
@@ -97,6 +102,10 @@ class _Stream:
 
     def __post_init__(self) -> None:
         self.prefilled = len(self.tokens)
+
+    def so_far(self) -> list[int]:
+        """What the state that covers what is fed is kept under."""
+        return self.request.key(self.tokens[: self.fed])
 
 
 class SingleBackend(Resident):
@@ -108,6 +117,8 @@ class SingleBackend(Resident):
         As mlx-lm loads them, every array evaluated on the thread that made it (`loader.evaluate`).
     info : ModelInfo, optional
         What the loader found out.
+    reader : MediaReader, optional
+        Of a model that sees, which is then a `Sighted`.
     draft : Draft, optional
         Guesses for speculative decoding.
     draft_tokens : int
@@ -126,6 +137,7 @@ class SingleBackend(Resident):
         tokenizer: Any,
         config: EngineConfig,
         info: ModelInfo | None = None,
+        reader: MediaReader | None = None,
         *,
         draft: Draft | None = None,
         draft_tokens: int = 4,
@@ -136,7 +148,10 @@ class SingleBackend(Resident):
             require_scorer(scorer)
             require_sparse(model)
             self.prefills_sparsely = True
-        super().__init__(model, tokenizer, config, info)
+        super().__init__(model, tokenizer, config, info, reader)
+        if size := config.scheduler_config.max_kv_size:
+            one_pass = getattr(model, "attends_both_ways", False)
+            self.check = functools.partial(_check_bound, self.check, size, one_pass)
         if draft is not None and (objection := trial_objection(self._blank())):
             raise ModelLoadError(f"speculation needs a model that can take tokens back: {objection}")
         self._draft, self._draft_tokens = draft, draft_tokens
@@ -156,16 +171,24 @@ class SingleBackend(Resident):
     def insert(self, request: Request, made: Sequence[int] = ()) -> None:
         """Take the request in, on top of the longest prefix that is stored."""
         assert self._stream is None, "one request at a time"
+        request = self._whole(request)
         tokens = [*request.prompt_token_ids, *made]
         constraint = self._constraint(request, made)
-        state, covered = self._prefix.fetch(tokens) if self._prefix else (None, 0)
+        state, covered = self._prefix.fetch(request.key(tokens)) if self._prefix else (None, 0)
         self._sampler.add(ROW, request, constraint, made)
         boundaries = sorted(b for b in self._boundaries(request, len(tokens) - 1) if b > covered)
         stream = _Stream(request, tokens, state or self._blank(), covered, covered, boundaries)
         self._stream = stream
+        if request.media is not None:
+            stream.shifted = self._model.shift(request.media)
+            if covered < request.media.last:
+                stream.looking = self._look_at(request, made, stream.state, covered)
         wanted = request.sparse_prefill or self._sparse_prefill
         if wanted is not None and len(tokens) - covered >= wanted.threshold:
-            stream.scoring, stream.share = Scoring(self._scorer, tokens), wanted
+            if request.media is None:
+                stream.scoring, stream.share = Scoring(self._scorer, tokens), wanted
+            else:
+                self._fall_back("prompts with images and videos are read whole")
         if self._draft is not None:
             self._draft.begin()
 
@@ -175,7 +198,7 @@ class SingleBackend(Resident):
         if stream is None or stream.request.request_id not in request_ids:
             return
         if keep and self._prefix is not None and stream.runs is None:
-            self._prefix.store(stream.tokens[: stream.fed], stream.state)
+            self._prefix.store(stream.so_far(), stream.state)
         self._stream = None
         self._sampler.discard(ROW)
         mx.clear_cache()
@@ -192,6 +215,8 @@ class SingleBackend(Resident):
         stream = self._stream
         if stream is None:
             return []
+        if stream.looking is not None:
+            return self._look(stream, stream.looking)
         if stream.scoring is not None:
             return self._score(stream, stream.scoring)
         if self._draft_reads(stream):
@@ -215,6 +240,15 @@ class SingleBackend(Resident):
 
     # -- steps ------------------------------------------------------------------------------------------
 
+    def _look(self, stream: _Stream, looking: Looking) -> list[Event]:
+        """Go on with the pictures."""
+        done = looking.step(self._model, self._chunk, self._prefix)
+        stream.state, stream.fed, stream.cached = looking.state, looking.done, looking.cached
+        if done:
+            stream.looking = None
+            stream.boundaries = [b for b in stream.boundaries if b > stream.fed]
+        return [looking.progress()]
+
     def _score(self, stream: _Stream, scoring: Scoring) -> list[Event]:
         """Have the draft model read on, and in the end choose what the target reads."""
         share, counts = stream.share, self._counts.sparse
@@ -226,9 +260,7 @@ class SingleBackend(Resident):
             runs = choose(scores, share.keep_pct, share.backbone_pct)
         except Exception as error:
             stream.scoring = None
-            counts.fallbacks += 1
-            counts.last_error = f"{type(error).__name__}: {error}"
-            log.warning("mlx_nb: SpecPrefill failed (%s); the whole prompt is prefilled", counts.last_error)
+            self._fall_back(f"{type(error).__name__}: {error}")
             return []
         stream.scoring, stream.boundaries = None, []
         stream.runs = [(begin + stream.fed, end + stream.fed) for begin, end in runs]
@@ -238,6 +270,12 @@ class SingleBackend(Resident):
         stream.state = sparse(stream.state)
         self._move_to(stream, stream.runs[0][0])
         return []
+
+    def _fall_back(self, reason: str) -> None:
+        counts = self._counts.sparse
+        counts.fallbacks += 1
+        counts.last_error = reason
+        log.warning("mlx_nb: no SpecPrefill (%s); the whole prompt is prefilled", reason)
 
     def _move_to(self, stream: _Stream, position: int) -> None:
         """Go on at a later position, leaving out what is between."""
@@ -259,7 +297,7 @@ class SingleBackend(Resident):
         if stream.boundaries and stream.fed == stream.boundaries[0]:
             stream.boundaries.pop(0)
             if self._prefix is not None:
-                self._prefix.store(stream.tokens[: stream.fed], copy.deepcopy(stream.state))
+                self._prefix.store(stream.so_far(), copy.deepcopy(stream.state))
         if stream.runs and stream.fed == stream.runs[0][1]:
             stream.runs.pop(0)
             self._move_to(stream, stream.runs[0][0] if stream.runs else last)
@@ -319,7 +357,7 @@ class SingleBackend(Resident):
         return said
 
     def _again(self, stream: _Stream, tokens: Sequence[int]) -> None:
-        self._model(mx.array([list(tokens)]), cache=stream.state)
+        self._run(stream, mx.array(list(tokens)))
 
     def _feed(self, stream: _Stream, tokens: Sequence[int]) -> None:
         self._call(stream, mx.array(list(tokens)))
@@ -328,7 +366,11 @@ class SingleBackend(Resident):
         """Logits, shape (1, tokens, vocabulary)."""
         self._counts.target_calls += 1
         stream.fed += tokens.size
-        logits: mx.array = self._model(tokens[None], cache=stream.state)
+        return self._run(stream, tokens)
+
+    def _run(self, stream: _Stream, tokens: mx.array) -> mx.array:
+        more = {"shifted": [stream.shifted]} if stream.shifted else {}
+        logits: mx.array = self._model(tokens[None], cache=stream.state, **more)
         return logits
 
     def _said(self, stream: _Stream, token: int, logprobs: mx.array | None = None) -> Token:
@@ -358,7 +400,7 @@ class SingleBackend(Resident):
         return {
             "capacity": SLOTS,
             "in_use": len(slots),
-            "total_memory_mb": stats.current_bytes / 2**20,
+            "total_memory_mb": sum(slot["memory_mb"] for slot in slots),
             "slots": slots,
             "counters": {
                 "hits": stats.hits,
@@ -377,3 +419,14 @@ class SingleBackend(Resident):
         self._stream = self._draft = self._scorer = None
         del self._sampler
         super().close()
+
+
+def _check_bound(check: Callable[[Request], None], size: int, one_pass: bool, request: Request) -> None:
+    """Refuse, besides what `check` does, what a cache of `size` tokens would forget before it is looked at."""
+    check(request)
+    tokens = len(request.prompt_token_ids)
+    if (request.media is not None or one_pass) and tokens >= size:
+        what = "this model reads a prompt" if request.media is None else "images and videos are read"
+        raise RequestError(
+            f"{what} in one piece, and with max_kv_size={size} a prompt of {tokens:,} tokens doesn't fit: raise it"
+        )

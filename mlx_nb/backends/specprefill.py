@@ -98,6 +98,8 @@ def sparse(state: Sequence[Any]) -> list[Any]:
 
 def require_sparse(model: Any) -> None:
     """ModelLoadError for a target whose tokens can't be given their positions."""
+    if getattr(model, "attends_both_ways", False):
+        raise ModelLoadError("SpecPrefill needs prompts that are read from left to right: leave it out")
     blank = make_prompt_cache(model)
     odd = sorted(
         {type(c).__name__ for c in blank if type(c) is not KVCache and not isinstance(c, ArraysCache)}
