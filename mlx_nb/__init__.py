@@ -34,6 +34,7 @@ _HOMES = {
     "ModelLoadError": ".errors",
     "ModelOwnershipError": ".errors",
     "Preview": ".frames.preview",
+    "RemoteError": ".errors",
     "RequestError": ".errors",
     "RequestOutput": ".outputs",
     "RequestStatus": ".request",
@@ -47,6 +48,7 @@ _HOMES = {
     "TokenLogprob": ".outputs",
     "TokensView": ".widgets.tokens",
     "UnknownModelError": ".errors",
+    "Workers": ".frames.dask_workers",
     "achat": ".session.api",
     "aclassify_frame": ".frames.tools",
     "aextract_frame": ".frames.tools",
@@ -56,6 +58,7 @@ _HOMES = {
     "chat": ".session.api",
     "classify_frame": ".frames.tools",
     "col": ".frames.options",
+    "connect": ".session.api",
     "conversation": ".session.conversation",
     "count_tokens": ".session.api",
     "current_engine": ".session.session",
@@ -66,6 +69,7 @@ _HOMES = {
     "preview_frame": ".frames.preview",
     "score_frame": ".frames.scoring",
     "start": ".session.api",
+    "start_workers": ".frames.dask_workers",
     "stop": ".session.api",
     "unload_ipython_extension": ".notebook.extension",
 }
@@ -88,9 +92,12 @@ if TYPE_CHECKING:
     from .errors import MlxNbError as MlxNbError
     from .errors import ModelLoadError as ModelLoadError
     from .errors import ModelOwnershipError as ModelOwnershipError
+    from .errors import RemoteError as RemoteError
     from .errors import RequestError as RequestError
     from .errors import TemplateError as TemplateError
     from .errors import UnknownModelError as UnknownModelError
+    from .frames.dask_workers import Workers as Workers
+    from .frames.dask_workers import start_workers as start_workers
     from .frames.generate import agenerate_frame as agenerate_frame
     from .frames.generate import generate_frame as generate_frame
     from .frames.options import col as col
@@ -115,6 +122,7 @@ if TYPE_CHECKING:
     from .session.api import achat as achat
     from .session.api import agenerate as agenerate
     from .session.api import chat as chat
+    from .session.api import connect as connect
     from .session.api import count_tokens as count_tokens
     from .session.api import generate as generate
     from .session.api import start as start

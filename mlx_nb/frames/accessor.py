@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from .generate import Call
+from .generate import call_of
 from .options import Column
 from .preview import Preview, preview_frame
 from .rows import text_objection
@@ -30,11 +30,11 @@ class _Accessor:
         A Series' template has the text under the Series' name, or as ``{{ text }}`` if it has none. Without a
         template the texts are the prompts.
         """
-        return Call(self._data, template, **options).run()
+        return call_of(self._data, template, **options).run()
 
     async def agenerate(self, template: str | None = None, **options: Any) -> pd.DataFrame:
         """`generate`, awaited."""
-        return await Call(self._data, template, **options).arun()
+        return await call_of(self._data, template, **options).arun()
 
     def classify(self, labels: Sequence[str], template: str | None = None, **options: Any) -> pd.DataFrame:
         """Choose one of the labels for every row: the column "label", a category of all of them.

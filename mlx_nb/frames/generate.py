@@ -7,7 +7,7 @@ from collections.abc import Collection, Hashable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pandas as pd
 
@@ -28,7 +28,10 @@ from .results import Form, GenerationCancelled, GenerationInterrupted, Layout, R
 from .rows import Cells, Rows
 from .store import Store
 
-__all__ = ["Call", "agenerate_frame", "generate_frame"]
+if TYPE_CHECKING:
+    from .dask_call import ClusterCall
+
+__all__ = ["Call", "Plan", "agenerate_frame", "call_of", "generate_frame"]
 
 
 @overload
@@ -55,6 +58,8 @@ def generate_frame(
     checkpoint: str | Path | None = None,
     retry: bool = True,
     progress: Progress = True,
+    client: Any = None,
+    partitions: int | None = None,
     **sampling: Any,
 ) -> Any:
     """Answer a prompt for every row.
@@ -62,7 +67,8 @@ def generate_frame(
     Parameters
     ----------
     data : DataFrame or Series
-        Of pandas; of Polars as well (``pip install 'mlx-nb[polars]'``), which comes back as Polars.
+        Of pandas; of Polars as well (``pip install 'mlx-nb[polars]'``), which comes back as Polars; or of Dask, which
+        is computed where it is and comes back as Dask (``pip install 'mlx-nb[dask]'``).
     template : str
         The prompt, with columns as ``{{ name }}``, or of any name as ``{{ row["my column"] }}``; Jinja blocks
         (``{% if note %}``) work. A Series goes by its name, or as "text" if it has none; without a template its
@@ -77,7 +83,8 @@ def generate_frame(
     raw : bool
         Leave the chat template out.
     engine, model : str, optional
-        The engine of this name, or one that runs this model; the current one if neither is given.
+        The engine of this name, or one that runs this model; the current one if neither is given. With a client:
+        the model that its workers run, see `start_workers`.
     n : int, optional
         Answers a row. With a seed, the later ones take the seeds after it.
     shape : {"long", "wide"}
@@ -92,12 +99,17 @@ def generate_frame(
     checkpoint : path, optional
         A file that keeps each answer as it is finished, by what was asked of which model. The same call then does
         only what is missing: after an interrupt, a crash, or a restart of the kernel. A truncated answer is kept as
-        well; with other max_tokens it is another question.
+        well; with other max_tokens it is another question. With a client it is a folder, with a file for each
+        partition, on a disk that all its workers see.
     retry : bool
         Run rows again that the checkpoint has as failed; not those whose answer is there but doesn't fit the schema.
     progress : bool or {"bar", "widget"}
         Show how far the rows are: in a notebook as a widget, else as a bar. The widget's Stop ends the job as if the
         rows had run out: the frame comes back with the others "aborted".
+    client : distributed.Client, optional
+        Share the rows among the workers of a Dask cluster, each with an engine of its own.
+    partitions : int, optional
+        Parts in which the rows of a frame that isn't Dask's go to the workers; three for each of them if not given.
     **sampling
         Fields of `SamplingParams`; ``mlx_nb.col("name")`` takes one from a column. Frames decode greedily
         (``temperature=0``) unless told otherwise.
@@ -126,7 +138,7 @@ def generate_frame(
         On Ctrl-C or Interrupt; its `partial` holds what was finished. In a task beside a cell's it is
         GenerationCancelled, since a kernel doesn't survive the other.
     """
-    return Call(
+    return call_of(
         data,
         template,
         system=system,
@@ -143,6 +155,8 @@ def generate_frame(
         checkpoint=checkpoint,
         retry=retry,
         progress=progress,
+        client=client,
+        partitions=partitions,
         **sampling,
     ).run()
 
@@ -158,11 +172,36 @@ async def agenerate_frame(data: Any, template: str | None = None, **options: Any
 
     Cancelling aborts the rows in flight and raises GenerationCancelled, whose `partial` holds what was finished.
     """
-    return await Call(data, template, **options).arun()
+    return await call_of(data, template, **options).arun()
 
 
-class Call:
-    """A call of `generate_frame`, checked as far as that goes without the model; runs once.
+def call_of(
+    data: Any,
+    template: str | None = None,
+    *,
+    client: Any = None,
+    partitions: int | None = None,
+    **options: Any,
+) -> Call | ClusterCall:
+    """A call on an engine of this process, or on those of a cluster; options as of `generate_frame` and `Plan`."""
+    if client is None and not is_dask(data):
+        if partitions is not None:
+            raise RequestError(
+                "partitions are for the workers of a cluster: give a client, or leave them out"
+            )
+        return Call(data, template, **options)
+    from .dask_call import ClusterCall
+
+    return ClusterCall(data, template, client=client, partitions=partitions, **options)
+
+
+def is_dask(data: Any) -> bool:
+    """Whether it is a frame or a column of Dask."""
+    return type(data).__module__.partition(".")[0] == "dask" and hasattr(data, "to_delayed")
+
+
+class Plan:
+    """A call of `generate_frame`, checked as far as that goes without an engine.
 
     Parameters
     ----------
@@ -173,11 +212,14 @@ class Call:
 
     Attributes
     ----------
-    core : EngineCore
+    data : DataFrame or Series
+        In pandas.
     rows : Rows
     params : RowParams
     form : Form
         What becomes of the outcomes.
+    structures : dict of int to SamplingParams
+        By position, where each row has a schema of its own.
     """
 
     def __init__(
@@ -189,8 +231,6 @@ class Call:
         messages: Hashable = None,
         images: Hashable = None,
         raw: bool = False,
-        engine: str | None = None,
-        model: str | None = None,
         n: int | None = None,
         shape: Literal["long", "wide"] = "long",
         into: str | None = None,
@@ -208,13 +248,14 @@ class Call:
         self.raw = raw
         self._progress = progress
         self._checkpoint, self._retry = checkpoint, retry
-        self._title = _title(template)
+        self.title = _title(template)
         check_progress(progress)
         self._check_samples(n, shape)
         self._check_chat(system, messages, images)
         self._native = native_of(data)
+        self.data: pd.DataFrame | pd.Series = data if self._native is None else self._native.pandas
         self.rows = Rows(
-            data if self._native is None else self._native.pandas,
+            self.data,
             template,
             system=system,
             messages=messages.name if isinstance(messages, Column) else messages,
@@ -230,13 +271,7 @@ class Call:
             raise RequestError(f"checkpoint is the path of a file, got {checkpoint!r}")
         if checkpoint is None and not retry:
             raise RequestError("retry is about what a checkpoint knows: give one, or leave it out")
-        if engine is not None and model is not None:
-            raise RequestError("engine and model both choose who answers: give one")
-        session = default_session()
-        named = session.get(engine) if model is None else session.running(model)
-        self.core: EngineCore = named.core
-        self._engine = None if named is session.current else named.name
-        self._structures: dict[int, SamplingParams] = {}
+        self.structures: dict[int, SamplingParams] = {}
 
     @property
     def samples(self) -> int:
@@ -247,51 +282,6 @@ class Call:
     def answers(self) -> int:
         """Answers there will be."""
         return len(self.rows) * self.samples
-
-    def run(self) -> pd.DataFrame:
-        """The result, blocking."""
-        with interruptible():
-            self.core.wait_ready()
-        self.check()
-        with self._store() as store:
-            results, job = self._job(store)
-            try:
-                with self._shown(job):
-                    job.run()
-            except KeyboardInterrupt:
-                kind = GenerationCancelled if ends_the_loop() else GenerationInterrupted
-                raise kind(self._result(results), *results.counts()) from None
-        return self._result(results)
-
-    async def arun(self) -> pd.DataFrame:
-        """The result, awaited."""
-        await self.core.ready()
-        self.check()
-        with self._store() as store:
-            results, job = self._job(store)
-            try:
-                with self._shown(job):
-                    await job.arun()
-            except asyncio.CancelledError:
-                raise GenerationCancelled(self._result(results), *results.counts()) from None
-        return self._result(results)
-
-    def check(self) -> None:
-        """Refuse what the model can do for no row. It must be there."""
-        self.core.check(self.params.base)
-        if self.rows.has_images:
-            check_images(self.core)
-
-    def ask(self, cells: Cells, sample: int = 0) -> Ask:
-        """What a row asks. Raises what is wrong with the row."""
-        prompt, system = self.rows.prompt(cells), self.rows.system(cells)
-        params = self.params.of(cells, sample)
-        asked, media = question_for(
-            self.core, prompt, Media.of(self.rows.images(cells) or None), system=system, raw=self.raw
-        )
-        tokens = prompt_for(self.core, asked, system=system, raw=self.raw, thinking=params.thinking)
-        text = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
-        return Ask(tokens, text, params, media.pictures or None)
 
     def _check_samples(self, n: int | None, shape: str) -> None:
         choice("shape", shape, ("long", "wide"))
@@ -333,14 +323,115 @@ class Call:
         fields = () if schema is None else fields_of(schema)
         return replace(layout, fields=fields, parsed=parsed or of_rows, into=into, join=join)
 
-    def _store(self) -> AbstractContextManager[Store | None]:
+    def results(self) -> Results:
+        """What takes the outcomes."""
+        return Results(
+            self.rows.source, self.form, lambda position: self.structures.get(position, self.params.base)
+        )
+
+    def result(self, results: Results) -> pd.DataFrame:
+        """The frame; where `data` isn't pandas, in its own kind."""
+        frame = results.frame()
+        if self._native is not None:
+            frame = self._native.result(frame, self.form)
+        return frame
+
+    def _samples(self) -> Iterator[tuple[int, int, Cells]]:
+        """Position, number of the sample, and cells of all that is asked."""
+        position = 0
+        for cells in self.rows:
+            for sample in range(self.samples):
+                yield position, sample, cells
+                position += 1
+
+
+class Call(Plan):
+    """A call of `generate_frame` on one engine; runs once.
+
+    Parameters
+    ----------
+    engine : str or EngineCore, optional
+        Its name, or the engine itself. The other parameters are those of `Plan`.
+
+    Attributes
+    ----------
+    core : EngineCore
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        template: str | None = None,
+        *,
+        engine: str | EngineCore | None = None,
+        model: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(data, template, **options)
+        if engine is not None and model is not None:
+            raise RequestError("engine and model both choose who answers: give one")
+        self._engine: str | None = None
+        if isinstance(engine, EngineCore):
+            self.core: EngineCore = engine
+            return
+        session = default_session()
+        named = session.get(engine) if model is None else session.running(model)
+        self.core = named.core
+        self._engine = None if named is session.current else named.name
+
+    def run(self) -> pd.DataFrame:
+        """The result, blocking."""
+        with interruptible():
+            self.core.wait_ready()
+        self.check()
+        with self.store() as store:
+            results, job = self.job(store)
+            try:
+                with self._shown(job):
+                    job.run()
+            except KeyboardInterrupt:
+                kind = GenerationCancelled if ends_the_loop() else GenerationInterrupted
+                raise kind(self.result(results), *results.counts()) from None
+        return self.result(results)
+
+    async def arun(self) -> pd.DataFrame:
+        """The result, awaited."""
+        await self.core.ready()
+        self.check()
+        with self.store() as store:
+            results, job = self.job(store)
+            try:
+                with self._shown(job):
+                    await job.arun()
+            except asyncio.CancelledError:
+                raise GenerationCancelled(self.result(results), *results.counts()) from None
+        return self.result(results)
+
+    def check(self) -> None:
+        """Refuse what the model can do for no row. It must be there."""
+        self.core.check(self.params.base)
+        if self.rows.has_images:
+            check_images(self.core)
+
+    def ask(self, cells: Cells, sample: int = 0) -> Ask:
+        """What a row asks. Raises what is wrong with the row."""
+        prompt, system = self.rows.prompt(cells), self.rows.system(cells)
+        params = self.params.of(cells, sample)
+        asked, media = question_for(
+            self.core, prompt, Media.of(self.rows.images(cells) or None), system=system, raw=self.raw
+        )
+        tokens = prompt_for(self.core, asked, system=system, raw=self.raw, thinking=params.thinking)
+        text = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+        return Ask(tokens, text, params, media.pictures or None)
+
+    def store(self) -> AbstractContextManager[Store | None]:
+        """The checkpoint, while it is open."""
         return nullcontext() if self._checkpoint is None else Store.open(self._checkpoint)
 
-    def _job(self, store: Store | None) -> tuple[Results, Job[tuple[int, int, Cells]]]:
-        structures, labels, samples = self._structures, self.rows.source.index, self.samples
-        results = Results(
-            self.rows.source, self.form, lambda position: structures.get(position, self.params.base)
-        )
+    def job(self, store: Store | None) -> tuple[Results, Job[tuple[int, int, Cells]]]:
+        """What runs the rows, and what takes their outcomes."""
+        labels, samples = self.rows.source.index, self.samples
+        results = self.results()
         job = Job(
             self.core,
             self._samples(),
@@ -355,29 +446,14 @@ class Call:
         )
         return results, job
 
-    def _result(self, results: Results) -> pd.DataFrame:
-        """The frame; where `data` isn't pandas, in its own kind."""
-        frame = results.frame()
-        if self._native is not None:
-            frame = self._native.result(frame, self.form)
-        return frame
-
     def _shown(self, job: Job[Any]) -> AbstractContextManager[None]:
-        return shown(job, self._progress, core=self.core, title=self._title, engine=self._engine)
-
-    def _samples(self) -> Iterator[tuple[int, int, Cells]]:
-        """Position, number of the sample, and cells of all that is asked."""
-        position = 0
-        for cells in self.rows:
-            for sample in range(self.samples):
-                yield position, sample, cells
-                position += 1
+        return shown(job, self._progress, core=self.core, title=self.title, engine=self._engine)
 
     def _ask_at(self, row: tuple[int, int, Cells]) -> Ask:
         position, sample, cells = row
         ask = self.ask(cells, sample)
         if self.params.differs_in_structure:
-            self._structures[position] = ask.params
+            self.structures[position] = ask.params
         return ask
 
 

@@ -13,12 +13,12 @@ import shlex
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..engine.core import EngineCore
 from ..errors import RequestError
 from ..widgets import outputs
-from .job import Job
+from .snapshot import Snapshot
 
 if TYPE_CHECKING:
     from ..widgets.batch import About, BatchWidget
@@ -47,9 +47,25 @@ def check_progress(progress: Progress) -> None:
         )
 
 
+class Shown(Protocol):
+    """A job that can be shown; every member may be used from any thread and returns at once."""
+
+    def snapshot(self) -> Snapshot:
+        """How far it is."""
+
+    def pause(self) -> None:
+        """Start no more rows for now."""
+
+    def resume(self) -> None:
+        """Start rows again."""
+
+    def stop(self) -> None:
+        """End it early."""
+
+
 @contextlib.contextmanager
 def shown(
-    job: Job[Any], progress: Progress, *, core: EngineCore, title: str, engine: str | None = None
+    job: Shown, progress: Progress, *, core: EngineCore | None, title: str, engine: str | None = None
 ) -> Iterator[None]:
     """Show a job until the end of the block; how it ended stays.
 
@@ -57,8 +73,8 @@ def shown(
     ----------
     progress : bool or {"bar", "widget"}
         As `check_progress` takes it.
-    core : EngineCore
-        What the job runs on.
+    core : EngineCore, optional
+        What the job runs on, if that is in this process.
     title : str
         What the job does.
     engine : str, optional
@@ -75,10 +91,12 @@ def shown(
         display.end()
 
 
-def _about(core: EngineCore, title: str, engine: str | None) -> About:
+def _about(core: EngineCore | None, title: str, engine: str | None) -> About:
     from ..widgets.batch import About
     from ..widgets.readings import one_line
 
+    if core is None:
+        return About(title, lambda: None, "")
     ref = weakref.ref(core)  # the view stays in its cell longer than the engine may live
 
     def failure() -> str | None:
@@ -94,7 +112,7 @@ def _about(core: EngineCore, title: str, engine: str | None) -> About:
 class _Display:
     """Looks at a job from a thread, in the caller's context: or it would draw into whichever cell began last."""
 
-    def __init__(self, job: Job[Any]) -> None:
+    def __init__(self, job: Shown) -> None:
         self._job = job
         self._over = threading.Event()
         run = contextvars.copy_context().run
@@ -118,7 +136,7 @@ class _Display:
 class _View(_Display):
     """A widget that comes when the job has run for a moment; a job that is over by then leaves its summary."""
 
-    def __init__(self, job: Job[Any], about: About, publish: outputs.Publish) -> None:
+    def __init__(self, job: Shown, about: About, publish: outputs.Publish) -> None:
         self._about, self._publish = about, publish
         self._widget: BatchWidget | None = None
         super().__init__(job)
@@ -149,7 +167,7 @@ class _View(_Display):
 class _Bar(_Display):
     """tqdm's bar, in text: whoever has no widgets has none of tqdm's either."""
 
-    def __init__(self, job: Job[Any]) -> None:
+    def __init__(self, job: Shown) -> None:
         from tqdm import tqdm
 
         self._bar: Any = tqdm(total=job.snapshot().total, unit="row")

@@ -114,6 +114,11 @@ class Rows:
         return prompt
 
     @property
+    def needed(self) -> list[Hashable]:
+        """The columns that are read."""
+        return list(self._columns.needed)
+
+    @property
     def has_images(self) -> bool:
         """Whether rows may bring images."""
         return self._images is not None

@@ -6,16 +6,19 @@ Each is a call of `generate_frame` with options of its own; prompts, rows and re
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from ..errors import RequestError
 from ..sampling import SamplingParams
 from ..validation import several
-from .generate import Call
+from .generate import Call, call_of, is_dask
 from .native import native_of
 from .rows import template_name
+
+if TYPE_CHECKING:
+    from .dask_call import ClusterCall
 
 __all__ = ["aclassify_frame", "aextract_frame", "classify_frame", "extract_frame"]
 
@@ -45,7 +48,9 @@ async def aclassify_frame(
     return await _classifying(data, labels, template, options).arun()
 
 
-def _classifying(data: Any, labels: Sequence[str], template: str | None, options: Mapping[str, Any]) -> Call:
+def _classifying(
+    data: Any, labels: Sequence[str], template: str | None, options: Mapping[str, Any]
+) -> Call | ClusterCall:
     labels = several("labels", labels)
     if len(set(map(str, labels))) < max(len(labels), 2):
         raise RequestError("labels are two texts or more, all different")
@@ -53,7 +58,7 @@ def _classifying(data: Any, labels: Sequence[str], template: str | None, options
         listed = ", ".join(map(str, labels))
         template = _about(data, f"Which of these describes the text best: {listed}?")
     params = SamplingParams(choices=labels)  # refuses what is no text
-    return Call(
+    return call_of(
         data,
         template,
         choices=params.choices,
@@ -88,20 +93,25 @@ async def aextract_frame(
     return await _extracting(data, schema, template, options).arun()
 
 
-def _extracting(data: Any, schema: Any, template: str | None, options: Mapping[str, Any]) -> Call:
+def _extracting(
+    data: Any, schema: Any, template: str | None, options: Mapping[str, Any]
+) -> Call | ClusterCall:
     if schema is None:
         raise RequestError("extract needs a schema: a Pydantic model, or a JSON schema as dict or text")
     if template is None and "messages" not in options:
         fields = (SamplingParams(schema=schema).json_schema or {}).get("properties") or {}
         named = f" ({', '.join(fields)})" if fields else ""
         template = _about(data, f"Write what the text says as JSON{named}.")
-    return Call(data, template, schema=schema, **options)
+    return call_of(data, template, schema=schema, **options)
 
 
 def _about(data: Any, task: str) -> str | None:
     """A template for a Series, the same beginning for all rows and the text last; there is none for a frame."""
     native = native_of(data)
-    names = [data.name] if isinstance(data, pd.Series) else native.series if native is not None else ()
+    if isinstance(data, pd.Series) or (is_dask(data) and data.ndim == 1):
+        names: Sequence[Any] = [data.name]
+    else:
+        names = native.series if native is not None else ()
     for name in names:
         return f"{{% raw %}}{task}{{% endraw %}}\n\nText: {{{{ {template_name(name)} }}}}"
     return None

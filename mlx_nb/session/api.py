@@ -22,9 +22,11 @@ from ..engine.interrupts import interruptible
 from ..errors import EngineNotStarted, RequestError
 from ..outputs import GenerationOutput, LoadProgress, RequestOutput
 from ..prompts.chat import Message
+from ..remote import Remote, ServerKind
 from ..sampling import SamplingParams
 from .conversation import Conversation
 from .conversation import conversation as conversation_named
+from .keys import find_key
 from .media import NO_MEDIA, Media, as_text, length
 from .session import (
     NamedEngine,
@@ -36,7 +38,7 @@ from .session import (
 )
 from .tools import Tool
 
-__all__ = ["achat", "agenerate", "chat", "count_tokens", "generate", "start", "stop"]
+__all__ = ["achat", "agenerate", "chat", "config_of", "connect", "count_tokens", "generate", "start", "stop"]
 
 Question = str | Sequence[Message]
 """A text, or messages as ``{"role": "user", "content": "…"}``."""
@@ -88,12 +90,67 @@ def start(
     engine = session.start(
         str(model),
         name=name,
-        config=_config(config, options),
+        config=config_of(config, options),
         adapter_path=adapter_path,
         trust_remote_code=trust_remote_code,
         blas_threads=blas_threads,
         on_progress=on_progress,
     )
+    return _ready(engine, before)
+
+
+def connect(
+    url: str,
+    *,
+    model: str | None = None,
+    name: str | None = None,
+    server: ServerKind | None = None,
+    concurrency: int = 16,
+    timeout_s: float = 300.0,
+    patience_s: float = 120.0,
+    key_env: str | None = None,
+    ask_key: bool = False,
+    config: EngineConfig | None = None,
+) -> AsyncEngineCore:
+    """Drive a server of OpenAI's API as an engine, make it the current one, and return it once it answers.
+
+    Needs the extra ``remote``. mlx_lm.server, vllm-mlx and vLLM are known; of others only what the API has is used.
+
+    Parameters
+    ----------
+    url : str
+        ``http://localhost:8080``; without a path "/v1" is added.
+    model : str, optional
+        As the server calls it; None takes the only one it has.
+    name : str, optional
+        What to call the engine.
+    server : {"openai", "vllm", "vllm-mlx", "mlx-lm"}, optional
+        What it is, if it doesn't say.
+    concurrency : int
+        Most requests that it has at once.
+    timeout_s : float
+        Seconds without any sign of life in an answer, after which the connection counts as lost.
+    patience_s : float
+        Seconds that a request is tried again when the server can't be reached, is too busy or fails.
+    key_env : str, optional
+        The environment variable that holds the key; OPENAI_API_KEY by itself for https and for this machine.
+    ask_key : bool
+        Ask for the key, without an echo.
+
+    Raises
+    ------
+    RemoteError, ModelLoadError, ValueError
+        No engine is left behind.
+    """
+    remote = Remote(url, model, server, concurrency, timeout_s, patience_s)
+    remote = replace(remote, key=find_key(remote.url, key_env, ask=ask_key))
+    session = default_session()
+    before = session.current
+    return _ready(session.connect(remote, name=name, config=config), before)
+
+
+def _ready(engine: NamedEngine, before: NamedEngine | None) -> AsyncEngineCore:
+    """The engine once it is loaded; without a trace if it doesn't load."""
     try:
         with interruptible():
             engine.core.wait_ready()
@@ -478,7 +535,8 @@ def _are_messages(prompt: object) -> bool:
     )
 
 
-def _config(config: EngineConfig | None, options: dict[str, Any]) -> EngineConfig | None:
+def config_of(config: EngineConfig | None, options: Mapping[str, Any]) -> EngineConfig | None:
+    """A configuration with fields of it, and of its SchedulerConfig, in place of those it has."""
     if not options:
         return config
     config = config or EngineConfig()

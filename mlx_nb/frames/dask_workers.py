@@ -1,0 +1,195 @@
+"""The engines of a Dask cluster, from the client's side: starting them, and what they say of themselves.
+
+Owns what is asked of all workers at once. One engine runs in each worker process; what it does there is
+dask_worker.py's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..config import EngineConfig
+from ..errors import EngineNotStarted, MlxNbError, ModelLoadError, RequestError
+from ..session.api import config_of
+from ..session.session import default_session
+
+__all__ = ["Workers", "check_client", "client_in_use", "start_workers"]
+
+
+def start_workers(
+    client: Any,
+    model: str | Path | None = None,
+    *,
+    config: EngineConfig | None = None,
+    adapter_path: str | Path | None = None,
+    trust_remote_code: bool = False,
+    **options: Any,
+) -> Workers:
+    """Start an engine in every worker process of a Dask cluster, in those to come as well; return once all are ready.
+
+    The share of memory that an engine may use, and the cores, are divided by the engines of a machine.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        A synchronous one.
+    model : str or Path, optional
+        Hub id, folder, ``.gguf`` file, alias or "demo"; every worker loads it by itself. The model that runs in this
+        process, if none is given. Workers that run it already are left as they are.
+    config, adapter_path, trust_remote_code, **options
+        As of `mlx_nb.start`.
+
+    Raises
+    ------
+    ModelLoadError
+        If a worker can't load the model; then none keeps an engine.
+    RequestError
+        If the workers run another model, or there are no workers.
+    """
+    check_client(client)
+    found = _look(client)
+    running = {recipe.model for recipe, _ in found.values() if recipe is not None}
+    name = _named(model, running)
+    others = running - {name}
+    if others:
+        raise RequestError(
+            f"the workers run {', '.join(sorted(others))}: stop them first (mlx_nb.start_workers(client).stop()), "
+            "or leave the model out"
+        )
+    if not running:
+        from .dask_worker import EnginePlugin, Recipe
+
+        recipe = Recipe(name, config_of(config, options), _absolute(adapter_path), trust_remote_code)
+        client.register_plugin(EnginePlugin(_shared(recipe, found)))
+    workers = Workers(client, name)
+    try:
+        workers.check()
+    except MlxNbError:
+        if not running:
+            workers.stop()
+        raise
+    return workers
+
+
+class Workers:
+    """The engines of a cluster. Made by `start_workers`.
+
+    Attributes
+    ----------
+    client : distributed.Client
+    model : str
+        That they run.
+    """
+
+    def __init__(self, client: Any, model: str) -> None:
+        self.client, self.model = client, model
+
+    def check(self) -> None:
+        """Wait until all are ready; ModelLoadError if one can't be."""
+        from .dask_worker import ready
+
+        said: Mapping[str, str | Exception] = self.client.run(ready, on_error="return")
+        failed = {address: what for address, what in said.items() if isinstance(what, Exception)}
+        if failed:
+            address, why = next(iter(failed.items()))
+            more = f" ({len(failed)} of {len(said)} workers can't)" if len(said) > 1 else ""
+            raise ModelLoadError(f"worker {address} can't run {self.model}: {why}{more}")
+        if len(set(said.values())) > 1:
+            raise ModelLoadError(
+                f"the workers don't have the same {self.model}: bring it to the same version on all"
+            )
+
+    def stop(self) -> None:
+        """Stop the engines, and start none in workers to come."""
+        from .dask_worker import EnginePlugin
+
+        self.client.unregister_worker_plugin(EnginePlugin.name)
+
+    def __repr__(self) -> str:
+        return f"<workers of {self.client.scheduler.address}: {self.model}>"
+
+
+def check_client(client: Any) -> None:
+    """Refuse what is no client that can be used here."""
+    try:
+        from distributed import Client
+    except ImportError:
+        raise RequestError("a client needs Dask: pip install 'mlx-nb[dask]'") from None
+    if not isinstance(client, Client):
+        raise RequestError(f"client is a distributed.Client, got {type(client).__name__}")
+    if client.asynchronous:
+        raise RequestError(
+            "the client is asynchronous: make a distributed.Client(…) without that, agenerate awaits it"
+        )
+    if client.status != "running":
+        raise RequestError(f"the client is {client.status}: make another distributed.Client(…)")
+
+
+def client_in_use() -> Any:
+    """The client that this process made last."""
+    try:
+        from distributed import default_client
+    except ImportError:
+        raise RequestError("a Dask frame needs a cluster's client: pip install 'mlx-nb[dask]'") from None
+    try:
+        return default_client()  # type: ignore[no-untyped-call]
+    except ValueError:
+        raise RequestError("a Dask frame needs a cluster: give client=distributed.Client(…)") from None
+
+
+def _look(client: Any) -> dict[str, Any]:
+    """What each worker's process runs, and its id."""
+    from .dask_worker import look
+
+    found: dict[str, Any] = client.run(look, on_error="return")
+    if not found:
+        raise RequestError("the cluster has no workers: give it some first (cluster.scale(2))")
+    for address, what in found.items():
+        if isinstance(what, ImportError):
+            raise RequestError(
+                f"worker {address} can't import mlx_nb ({what}): pip install 'mlx-nb[dask]' there"
+            )
+        if isinstance(what, Exception):
+            raise RequestError(f"worker {address} can't be asked: {type(what).__name__}: {what}")
+    return found
+
+
+def _named(model: str | Path | None, running: set[str]) -> str:
+    """The model that is meant: by its full path, since workers may have other folders."""
+    if model is not None:
+        return _absolute(model) or ""
+    if len(running) == 1:
+        return next(iter(running))
+    if running:
+        raise RequestError(f"the workers run several models ({', '.join(sorted(running))}): restart them")
+    current = default_session().current
+    if current is None:
+        raise EngineNotStarted(
+            "the workers run no model: say which (model=…), or mlx_nb.start_workers(client, MODEL)"
+        )
+    return _absolute(current.model) or ""
+
+
+def _absolute(path: str | Path | None) -> str | None:
+    if path is None:
+        return None
+    there = Path(path).expanduser()
+    return str(there.resolve()) if there.exists() else str(path)
+
+
+def _shared(recipe: Any, found: Mapping[str, tuple[Any, int]]) -> Any:
+    """A recipe whose engine leaves their part to the others of its machine."""
+    from distributed.comm.addressing import get_address_host
+
+    processes = {(get_address_host(address), pid) for address, (_, pid) in found.items()}
+    most = max(Counter(host for host, _ in processes).values())
+    config = recipe.config or EngineConfig()
+    config = replace(config, gpu_memory_utilization=max(0.01, config.gpu_memory_utilization / most))
+    ours = any(pid == os.getpid() for _, pid in processes)
+    threads = None if ours else max(1, (os.cpu_count() or 1) // most)
+    return replace(recipe, config=config, blas_threads=threads)
