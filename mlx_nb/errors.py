@@ -15,6 +15,7 @@ __all__ = [
     "MlxNbError",
     "ModelLoadError",
     "ModelOwnershipError",
+    "RemoteError",
     "RequestError",
     "TemplateError",
     "UnknownModelError",
@@ -59,6 +60,10 @@ class CheckpointError(MlxNbError, RuntimeError):
 
 class ModelLoadError(MlxNbError, RuntimeError):
     """A model could not be found, fetched, converted or loaded."""
+
+
+class RemoteError(MlxNbError, RuntimeError):
+    """A server can't be reached, refuses the key, fails, or says what can't be understood."""
 
 
 class UnknownModelError(ModelLoadError, ValueError):

@@ -12,7 +12,17 @@ LEVELS = {
     name: level
     for level, names in enumerate(
         [
-            ("errors", "validation", "codec", "footprint", "config", "sampling", "request", "outputs"),
+            (
+                "errors",
+                "validation",
+                "codec",
+                "footprint",
+                "config",
+                "sampling",
+                "request",
+                "outputs",
+                "remote",
+            ),
             ("scheduler", "backends", "prompts"),
             ("engine",),
             ("session",),
@@ -35,6 +45,7 @@ HOMES = {
     "IPython": {"notebook"},
     "ipykernel": {"notebook"},
     "pandas": {"frames"},
+    "openai": {"backends"},
     "anywidget": {"widgets"},
     "traitlets": {"widgets", "notebook"},
 }

@@ -111,7 +111,11 @@ def test_what_is_imported_is_required_and_what_is_required_is_imported() -> None
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     required = {normal(requirement) for requirement in project["dependencies"]}
     extras = project["optional-dependencies"]
-    optional = {normal(requirement) for name in ("lab", "polars", "video") for requirement in extras[name]}
+    optional = {
+        normal(requirement)
+        for name in ("lab", "polars", "video", "remote", "dask")
+        for requirement in extras[name]
+    }
     imported = {normal(DISTRIBUTIONS.get(name, name)) for name in foreign_imports()}
 
     assert imported - required - optional == set()

@@ -9,6 +9,7 @@ from typing import Any, Literal, Unpack
 
 from ..config import EngineConfig, SingleStream
 from ..outputs import LoadProgress, RequestOutput
+from ..remote import Remote
 from ..sampling import SamplingParams
 from .core import EngineCore
 from .intake import Prompt, RequestOptions
@@ -68,6 +69,34 @@ class AsyncEngineCore:
         config = config or EngineConfig(model_name=factory.name)
         if single is not None:
             config = replace(config, scheduler_config=replace(config.scheduler_config, max_num_seqs=1))
+        return cls.over(EngineCore(None, None, config, backend=factory, on_progress=on_progress))
+
+    @classmethod
+    def remote(
+        cls,
+        remote: Remote,
+        config: EngineConfig | None = None,
+        *,
+        on_progress: Callable[[LoadProgress], None] | None = None,
+    ) -> AsyncEngineCore:
+        """An engine that drives a server of OpenAI's API once it is started.
+
+        Raises
+        ------
+        RemoteError
+            At once, without the openai package. What connecting raises comes from `start` or the first use.
+        """
+        from ..backends.remote import remote_backend
+
+        factory = remote_backend(remote)
+        config = config or EngineConfig()
+        scheduler = replace(
+            config.scheduler_config,
+            max_num_seqs=remote.concurrency,
+            completion_batch_size=remote.concurrency,
+            enable_prefix_cache=False,  # the server keeps prefixes of its own
+        )
+        config = replace(config, scheduler_config=scheduler)
         return cls.over(EngineCore(None, None, config, backend=factory, on_progress=on_progress))
 
     @property

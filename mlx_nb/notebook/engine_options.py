@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from IPython.core.error import UsageError
 
 from ..config import EngineConfig, SchedulerConfig, SingleStream, SparsePrefill, Speculation
+from ..remote import Remote
+from ..session.keys import find_key
 from .arguments import Option, Options, did_you_mean, variable
 
-__all__ = ["CACHE_ACTIONS", "COMMANDS", "engine_config", "help_text", "single_stream"]
+__all__ = ["CACHE_ACTIONS", "COMMANDS", "engine_config", "help_text", "remote_engine", "single_stream"]
 
 CACHE_ACTIONS = ("save", "load", "clear", "stats")
 
@@ -61,6 +64,18 @@ COMMANDS = {
         Option("--simple", "one request at a time, at the speed of a single stream"),
         *_SINGLE,
         Option("--blas-threads", "threads of OpenBLAS on a CPU, for all engines", "N", int),
+    ),
+    "connect": Options(
+        "%mlx_engine connect URL [options]    use a server of OpenAI's API: mlx_lm.server, vllm-mlx, vLLM",
+        Option("--model", "which model, if it has several", "MODEL"),
+        Option("--name", "what to call the engine; several can run side by side", "NAME"),
+        Option("--server", "what it is, if it can't tell", "openai|vllm|vllm-mlx|mlx-lm"),
+        Option("--concurrency", "most requests that it has at once (16)", "N", int),
+        Option("--policy", "order of requests", "fcfs|priority"),
+        Option("--timeout", "seconds without a sign of life that it may take (300)", "S", float),
+        Option("--patience", "seconds that it is asked again when it is down or busy (120)", "S", float),
+        Option("--key-env", "the environment variable with the key (OPENAI_API_KEY)", "NAME"),
+        Option("--ask-key", "ask for the key"),
     ),
     "use": Options("%mlx_engine use NAME                 make it the current engine"),
     "stop": Options("%mlx_engine stop [NAME]              stop it and free its memory"),
@@ -117,6 +132,17 @@ def engine_config(given: dict[str, Any]) -> EngineConfig:
     return EngineConfig(scheduler_config=SchedulerConfig(**scheduler), **engine)
 
 
+def remote_engine(url: str, given: dict[str, Any]) -> tuple[Remote, EngineConfig]:
+    """The server and the settings that ``connect`` asks for."""
+    asked: dict[str, Any] = _picked(given, "model", "server", "concurrency")
+    asked |= {f"{name}_s": value for name, value in _picked(given, "timeout", "patience").items()}
+    remote = Remote(url, **asked)
+    key = find_key(remote.url, given.get("key_env"), ask=given.get("ask_key", False))
+    return replace(remote, key=key), EngineConfig(
+        scheduler_config=SchedulerConfig(**_picked(given, "policy"))
+    )
+
+
 def single_stream(given: dict[str, Any]) -> SingleStream | None:
     """What ``start --simple`` asks for, taken out of `given`; None without --simple."""
     simple = given.pop("simple", False)
@@ -153,6 +179,10 @@ def help_text(command: str | None = None) -> str:
     if command not in COMMANDS:
         raise UsageError(f"unknown command %mlx_engine {command}: {did_you_mean(command, COMMANDS)}")
     return COMMANDS[command].help()
+
+
+def _picked(given: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: given[name] for name in names if name in given}
 
 
 def _taken(given: dict[str, Any], options: tuple[Option, ...]) -> dict[str, Any]:

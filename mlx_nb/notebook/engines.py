@@ -12,7 +12,7 @@ from IPython.core.error import UsageError
 from ..errors import EngineNotStarted
 from ..session.session import START_HINT, NamedEngine, Session
 from .arguments import did_you_mean
-from .engine_options import CACHE_ACTIONS, COMMANDS, engine_config, help_text, single_stream
+from .engine_options import CACHE_ACTIONS, COMMANDS, engine_config, help_text, remote_engine, single_stream
 from .kernel import in_kernel
 from .pending import Loading, Pending, Work, starting
 from .stream import one_line_errors
@@ -87,6 +87,20 @@ class EngineCommands:
         )
         if engine is known and engine.core.state == "running":
             _say(f"{engine.model} runs already, as {engine.name!r}; to change its options, stop it first")
+            return None
+        return starting(self._shell, self._session, engine, before)
+
+    def _connect(self, words: list[str], name: str | None = None, **given: Any) -> Pending | None:
+        if len(words) != 1:  # what there is too much isn't shown: it may be a key
+            raise UsageError("which server? it takes one URL: %mlx_engine connect http://localhost:8080")
+        before = self._session.current
+        known = self._session.engines.get(name or "default")
+        remote, config = remote_engine(words[0], given)
+        engine = self._session.connect(remote, name=name, config=config)
+        if engine is known and engine.core.state == "running":
+            _say(
+                f"{engine.model} is connected already, as {engine.name!r}; to change its options, stop it first"
+            )
             return None
         return starting(self._shell, self._session, engine, before)
 
@@ -207,6 +221,8 @@ class EngineCommands:
         if out is not None and action != "stats":
             raise UsageError(f"-o is for %mlx_engine cache stats; {action} has no value")
         core = self._session.get(engine).core
+        if core.info.remote:
+            raise UsageError("the server keeps its own prefix cache: there is none in this process")
         stats = core.get_cache_stats()
         if stats is None and core.state == "running" and not core.config.scheduler_config.enable_prefix_cache:
             raise UsageError("this engine keeps no prefix cache: it was started with --no-prefix-cache")
@@ -330,8 +346,14 @@ def _describe(engine: NamedEngine) -> str:
     if core.state == "running":
         parts.append(f"{stats['num_running']} running, {stats['num_waiting']} waiting")
         parts.append(f"{stats['generation_tps']:.1f} tokens/s")
-        parts.append(f"{stats['memory']['active'] / 1e6:,.0f} MB")
+        parts.append(_of_server(stats) if core.info.remote else f"{stats['memory']['active'] / 1e6:,.0f} MB")
     return " · ".join(parts)
+
+
+def _of_server(stats: dict[str, Any]) -> str:
+    """Where a remote engine's model is, and what its requests wait for."""
+    server = stats["remote"]
+    return server["url"] if server["problem"] is None else f"asking again: {server['problem']}"
 
 
 def _state(state: str, stats: dict[str, Any]) -> str:

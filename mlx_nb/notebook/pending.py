@@ -84,6 +84,7 @@ class Loading(Pending):
     def __init__(self, shell: Any, engine: NamedEngine, give_up: Callable[[], None]) -> None:
         self._engine, self._give_up = engine, give_up
         self._line = StatusLine(shell)
+        self._doing = "Loading" if engine.remote is None else "Connecting to"
         self._began = time.monotonic()
 
     def wait(self) -> None:
@@ -116,15 +117,17 @@ class Loading(Pending):
         progress = self._engine.core.progress
         about = f": {progress.message}" if progress and progress.message else " …"
         part = f" ({progress.fraction:.0%})" if progress and progress.fraction is not None else ""
-        self._line.show(f"Loading {self._engine.model}{about}{part}")
+        self._line.show(f"{self._doing} {self._engine.model}{about}{part}")
 
     def _ended(self, error: BaseException) -> None:
         model = self._engine.model
         self._give_up()
         if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
-            self._line.show(f"Loading {model} was interrupted")
-            raise interrupted(f"loading {model} was interrupted; no engine was started") from None
-        self._line.show(f"Loading {model} failed")
+            self._line.show(f"{self._doing} {model} was interrupted")
+            raise interrupted(
+                f"{self._doing.lower()} {model} was interrupted; no engine was started"
+            ) from None
+        self._line.show(f"{self._doing} {model} failed")
         raise error
 
     def _done(self) -> None:
@@ -134,7 +137,10 @@ class Loading(Pending):
             about.append(f"{info.context_length:,} tokens of context")
         if info.weight_bytes:
             about.append(f"{info.weight_bytes / 1e6:,.0f} MB")
-        about.append(f"loaded in {time.monotonic() - self._began:.1f} s")
+        if self._engine.remote is None:
+            about.append(f"loaded in {time.monotonic() - self._began:.1f} s")
+        elif self._engine.remote.key is not None:
+            about.append(f"with the key from {self._engine.remote.key.source}")
         name = self._engine.name
         called = "" if name == "default" else f", called {name!r}"
         self._line.show(f"{info.name} is ready{called}: {', '.join(filter(None, about))}")

@@ -18,6 +18,7 @@ from ..engine.intake import Prompt
 from ..errors import EngineNotStarted, EngineStopped, MlxNbError, RequestError
 from ..outputs import GenerationOutput, LoadProgress, RequestOutput
 from ..prompts.chat import Message, chat_tokens, messages_for, shared_tokens
+from ..remote import Remote
 from ..request import Chat
 from ..sampling import SamplingParams
 from .media import NO_MEDIA, Media, apart, with_media
@@ -46,12 +47,19 @@ class NamedEngine:
     name : str
         What people call it.
     model : str
-        The MODEL it was started with.
+        The MODEL it was started with, or the URL of its server.
     handle : AsyncEngineCore
+    remote : Remote, optional
+        The server that it drives.
     """
 
-    def __init__(self, name: str, model: str, handle: AsyncEngineCore) -> None:
-        self.name, self.model, self.handle = name, model, handle
+    def __init__(self, name: str, model: str, handle: AsyncEngineCore, remote: Remote | None = None) -> None:
+        self.name, self.model, self.handle, self.remote = name, model, handle, remote
+
+    @property
+    def again(self) -> str:
+        """The command that makes another of its kind."""
+        return f"%mlx_engine {'start' if self.remote is None else 'connect'} {self.model}"
 
     @property
     def core(self) -> EngineCore:
@@ -132,9 +140,44 @@ class Session:
             known.core.close()
         return self.adopt(name, model, handle)
 
-    def adopt(self, name: str, model: str, handle: AsyncEngineCore) -> NamedEngine:
+    def connect(
+        self,
+        remote: Remote,
+        *,
+        name: str | None = None,
+        config: EngineConfig | None = None,
+        on_progress: Callable[[LoadProgress], None] | None = None,
+    ) -> NamedEngine:
+        """Launch an engine that drives a server, and make it the current one. Returns at once.
+
+        An engine of this name that drives the same model of the same server is returned as it is.
+
+        Raises
+        ------
+        RemoteError
+            Without the openai package.
+        MlxNbError
+            When the name is taken by another engine.
+        """
+        name = name or "default"
+        known = self._engines.get(name)
+        if known is not None and known.core.is_running():
+            if known.remote != remote:
+                raise MlxNbError(
+                    f"engine {name!r} runs {known.model}: stop it first (%mlx_engine stop), or choose another --name"
+                )
+            self._current = name
+            return known
+        handle = AsyncEngineCore.remote(remote, config, on_progress=on_progress)
+        if known is not None:
+            known.core.close()
+        return self.adopt(name, remote.url, handle, remote)
+
+    def adopt(
+        self, name: str, model: str, handle: AsyncEngineCore, remote: Remote | None = None
+    ) -> NamedEngine:
         """Take an engine in under a name, start it and make it the current one."""
-        engine = NamedEngine(name, model, handle)
+        engine = NamedEngine(name, model, handle, remote)
         handle.start()
         self._engines[name] = engine
         self._current = name
@@ -215,7 +258,7 @@ def _why_dead(engine: NamedEngine) -> str:
     if isinstance(core.failure, EngineStopped):  # in a forked process
         return str(core.failure)
     if core.state == "closed":
-        return f"engine {engine.name!r} is closed: start another with %mlx_engine start {engine.model}"
+        return f"engine {engine.name!r} is closed: start another with {engine.again}"
     why = f"failed ({core.failure})" if core.state == "failed" else "is stopped"
     return f"engine {engine.name!r} {why}: start it again with %mlx_engine restart {engine.name}"
 
@@ -307,7 +350,11 @@ def system_boundary_for(
     first = next((i for i, message in enumerate(messages) if message.get("role") != "system"), len(messages))
     if not isinstance(tokens, list) or first == len(messages):
         return 0
-    return shared_tokens(engine.codec, messages[: first + 1], tokens, tools=tools, thinking=thinking)
+    question = messages[first]
+    if not isinstance(question.get("content"), str):  # its pictures are no part of what conversations share
+        question = {**question, "content": ""}
+    said = [*messages[:first], question]
+    return shared_tokens(engine.codec, said, tokens, tools=tools, thinking=thinking)
 
 
 def to_generation(output: RequestOutput, params: SamplingParams | None = None) -> GenerationOutput:

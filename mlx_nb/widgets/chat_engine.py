@@ -124,4 +124,4 @@ def _command(named: NamedEngine | None) -> str | None:
     if named is None:
         return None
     closed = named.core.state == "closed"
-    return f"%mlx_engine start {named.model}" if closed else f"%mlx_engine restart {named.name}"
+    return named.again if closed else f"%mlx_engine restart {named.name}"

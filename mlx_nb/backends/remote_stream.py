@@ -1,0 +1,97 @@
+"""A server's stream, chunk by chunk, to what the engine is told. Takes chunks as loosely as servers make them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from ..errors import RemoteError
+from .base import Ended, Text
+from .remote_errors import Cut
+
+__all__ = ["read"]
+
+
+async def read(stream: AsyncIterator[Any], request_id: str) -> AsyncIterator[Text | Ended]:
+    """Texts, and the end as the last. Raises `Cut` if none comes."""
+    calls = _Calls()
+    reason: str | None = None
+    usage: Any = None
+    async for chunk in stream:
+        usage = getattr(chunk, "usage", None) or usage
+        for choice in getattr(chunk, "choices", None) or ():
+            delta = getattr(choice, "delta", None)
+            if delta is None:  # a raw completion
+                text = Text(request_id, getattr(choice, "text", None) or "", "", 1)
+            else:
+                calls.add(getattr(delta, "tool_calls", None) or ())
+                text = Text(request_id, getattr(delta, "content", None) or "", _reasoning(delta), 1)
+            if text.answer or text.reasoning:
+                yield text
+            reason = getattr(choice, "finish_reason", None) or reason
+    if reason is None:
+        raise Cut
+    found, broken = calls.finish()
+    if broken:
+        yield Text(request_id, broken)
+    yield _ended(request_id, reason, found, usage)
+
+
+def _ended(request_id: str, reason: str, calls: list[dict[str, Any]], usage: Any) -> Ended:
+    match reason:
+        case "stop" | "tool_calls" | "function_call":
+            kind = "stop"
+        case "length":
+            kind = "length"
+        case _:
+            raise RemoteError(f"the server ended the answer: {reason}")
+    details = getattr(usage, "prompt_tokens_details", None)
+    return Ended(
+        request_id,
+        "stop" if kind == "stop" else "length",
+        calls,
+        _count(usage, "prompt_tokens") or 0,
+        _count(usage, "completion_tokens"),
+        _count(details, "cached_tokens") or 0,
+    )
+
+
+def _count(counts: Any, name: str) -> int | None:
+    value = getattr(counts, name, None)
+    if value is None and isinstance(counts, Mapping):
+        value = counts.get(name)
+    return value if isinstance(value, int) else None
+
+
+def _reasoning(delta: Any) -> str:
+    """Servers call it one or the other."""
+    return str(getattr(delta, "reasoning_content", None) or getattr(delta, "reasoning", None) or "")
+
+
+class _Calls:
+    """Tool calls, which come in pieces."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, tuple[str, str]] = {}
+
+    def add(self, pieces: Any) -> None:
+        """Take the pieces of a chunk."""
+        for piece in pieces:
+            function = getattr(piece, "function", None)
+            index = getattr(piece, "index", None)
+            index = len(self._parts) if index is None else index
+            name, arguments = self._parts.get(index, ("", ""))
+            said = getattr(function, "arguments", None) or ""
+            said = said if isinstance(said, str) else json.dumps(said)
+            self._parts[index] = (name or getattr(function, "name", None) or "", arguments + said)
+
+    def finish(self) -> tuple[list[dict[str, Any]], str]:
+        """The calls, and as text what is none."""
+        calls, broken = [], ""
+        for _, (name, arguments) in sorted(self._parts.items()):
+            try:
+                calls.append({"name": name, "arguments": json.loads(arguments or "{}")})
+            except ValueError:
+                broken += f"{name}({arguments})"
+        return calls, broken
