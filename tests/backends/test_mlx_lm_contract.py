@@ -5,11 +5,12 @@ When one of these fails after an upgrade of mlx-lm, backends/generator.py is wha
 
 import inspect
 from collections import deque
+from dataclasses import fields
 from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.generate import BatchGenerator, GenerationBatch, PromptProcessingBatch
+from mlx_lm.generate import BatchGenerator, GenerationBatch, PromptProcessingBatch, StopSequences
 from mlx_lm.models.cache import KVCache, PromptTrie, make_prompt_cache
 from models import FAMILIES, tiny
 
@@ -46,6 +47,13 @@ def test_arguments_have_the_names_that_are_used() -> None:
     assert list(inspect.signature(PromptProcessingBatch.generate).parameters) == ["self", "tokens"]
     assert list(inspect.signature(GenerationBatch.empty).parameters)[:2] == ["model", "fallback_sampler"]
     assert "prefill_step_size" in inspect.signature(PromptProcessingBatch.empty).parameters
+    assert list(inspect.signature(GenerationBatch.__init__).parameters)[1:] == [
+        "model", "uids", "inputs", "prompt_cache", "tokens", "samplers", "fallback_sampler", "logits_processors",
+        "stop_sequences", "max_tokens",
+    ]  # fmt: skip
+    assert [f.name for f in fields(GenerationBatch.Response)] == [
+        "uid", "token", "logprobs", "finish_reason", "prompt_cache", "all_tokens",
+    ]  # fmt: skip
 
 
 def test_private_parts_are_where_they_are_looked_for(generator: BatchGenerator) -> None:
@@ -144,6 +152,54 @@ def test_a_row_resumes_from_a_cache_and_leaves_it_alone(generator: BatchGenerato
     _, tokens = run(generator, 12)
     assert [r.token for r in tokens if r.uid == resumed] == told[: len(tokens)]
     assert {c.offset for c in state} == {6}
+
+
+def test_the_next_token_of_a_row_is_sampled_and_not_yet_in_its_cache(generator: BatchGenerator) -> None:
+    insert(generator, list(PROMPT))
+    _, told = run(generator, 5)
+    rows = generator._generation_batch
+    coming, logprobs = rows._next_tokens, rows._next_logprobs
+    assert coming.shape == (1,)
+    assert len(logprobs) == 1
+    assert rows.tokens == [PROMPT + [r.token for r in told]]
+    assert rows.extract_cache(0)[0].offset == len(rows.tokens[0])
+    _, (response,) = generator.next()
+    assert response.token == coming.item()
+    assert mx.array_equal(response.logprobs, logprobs[0])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_row_may_bring_its_next_token_into_a_batch(family: str) -> None:
+    """A batch made of one row would feed that token at once: its first step is left out, and goes with the others."""
+
+    class Joining(GenerationBatch):
+        steps = 0
+
+        def _step(self) -> Any:
+            self.steps += 1
+            return [], []
+
+    generator = BatchGenerator(tiny(family)[0], sampler=argmax)
+    uid = insert(generator, list(PROMPT))
+    _, told = run(generator, 6)
+    rows = generator._generation_batch
+    state, tokens, coming = rows.extract_cache(0), rows.tokens[0], rows._next_tokens
+    _, expected = run(generator, 8)
+    generator.remove([uid])
+    tokens = tokens[: len(PROMPT) + len(told)]
+
+    other = insert(generator, PROMPT[:4])
+    run(generator, 3)
+    caches = [cache.merge([cache]) for cache in state]
+    options = [argmax], argmax, [()], [StopSequences()], [1 << 62]
+    joining = Joining(generator.model, [uid], coming, caches, [tokens], *options)
+    assert joining.steps == 1
+    assert joining._next_tokens is coming
+    joining._next_logprobs = [mx.zeros((1,))]
+    generator._generation_batch.extend(joining)
+    assert generator._generation_batch.uids == [other, uid]
+    _, after = run(generator, 8)
+    assert [r.token for r in after if r.uid == uid] == [r.token for r in expected]
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4])
