@@ -9,7 +9,8 @@ from .validation import between, choice, flag, integer, number
 
 __all__ = ["DraftKind", "EngineConfig", "SchedulerConfig", "SingleStream", "SparsePrefill", "Speculation"]
 
-DraftKind = Literal["model", "prompt_lookup", "mtp", "dflash", "eagle3"]
+DraftKind = Literal["model", "prompt_lookup", "drafter", "mtp", "dflash", "eagle3"]
+DRAFTERS = ("drafter", "mtp", "dflash", "eagle3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +124,12 @@ class Speculation:
 
     Parameters
     ----------
-    kind : {"model", "prompt_lookup", "mtp", "dflash", "eagle3"}
-        A smaller language model of the same vocabulary; the text so far; or a drafter that was trained for the model.
+    kind : {"model", "prompt_lookup", "drafter", "mtp", "dflash", "eagle3"}
+        A smaller language model of the same vocabulary; the text so far; or a drafter that was trained for the model,
+        of whatever kind or of this one.
     model : str, optional
-        The smaller model or the drafter: Hub id, folder, alias. Not for "prompt_lookup".
+        The smaller model or the drafter: Hub id, folder, alias. Not for "prompt_lookup". For "mtp" the model itself
+        means the heads that it comes with.
     tokens : int, optional
         Guesses a step; None leaves it to the kind.
     """
@@ -136,13 +139,18 @@ class Speculation:
     tokens: int | None = None
 
     def __post_init__(self) -> None:
-        choice("kind", self.kind, ("model", "prompt_lookup", "mtp", "dflash", "eagle3"))
+        choice("kind", self.kind, ("model", "prompt_lookup", *DRAFTERS))
         if self.kind == "prompt_lookup" and self.model is not None:
             raise ValueError("prompt_lookup needs no draft model: leave it out")
         if self.kind != "prompt_lookup" and not (isinstance(self.model, str) and self.model):
             raise ValueError(f"draft kind {self.kind!r} needs a draft model, got {self.model!r}")
         if self.tokens is not None:
             integer("draft tokens", self.tokens, low=1, high=64)
+
+    @property
+    def trained(self) -> bool:
+        """Whether the guesses come from a drafter that was trained for the model."""
+        return self.kind in DRAFTERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,3 +204,7 @@ class SingleStream:
     def __post_init__(self) -> None:
         if self.sparse_prefill is not None and self.sparse_draft_model is None:
             raise ValueError("SpecPrefill needs a draft model, a smaller one of the same vocabulary")
+        if self.sparse_draft_model is not None and self.speculation is not None and self.speculation.trained:
+            raise ValueError(
+                "SpecPrefill doesn't go with a trained drafter, which has to see the whole prompt"
+            )

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ModelLoadError
 from ..outputs import LoadProgress
 from . import cpu_blas
-from .vision_files import read_vision_model, sees
+from .vision_files import read_revealing_model, read_vision_model, sees
 from .vision_inputs import MediaReader
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ __all__ = [
     "half_precision_is_emulated",
     "leave_thread",
     "load",
+    "settle",
 ]
 
 logger = logging.getLogger("mlx_nb")
@@ -89,6 +90,7 @@ def load(
     adapter_path: str | Path | None = None,
     trust_remote_code: bool = False,
     text_only: bool = False,
+    reveals: bool = False,
     on_progress: Callable[[LoadProgress], None] | None = None,
 ) -> LoadedModel:
     """Load a folder in the format of mlx-lm, or of mlx-vlm if it has all that pictures take.
@@ -103,6 +105,8 @@ def load(
         Let the folder's own Python files run.
     text_only
         Leave out what a model that sees has for it. So it is with an adapter: mlx-lm's know the text part alone.
+    reveals
+        Take mlx-vlm's model, whether it sees or not: a `Sighted`, which shows drafters what it computes.
 
     Raises
     ------
@@ -120,11 +124,11 @@ def load(
     processor = None
     if adapter_path is None and not text_only and sees(path, config):
         model, processor = read_vision_model(path, trust_remote_code)
+    elif reveals:
+        model = read_revealing_model(path, trust_remote_code)
     else:
         model, config = _read_model(path, config, trust_remote_code)
-    notes: list[str] = []
-    if half_precision_is_emulated():
-        notes += _to_float32(model)
+    notes = _to_float32(model) if half_precision_is_emulated() else []
     if adapter_path is not None:
         model = _apply_adapter(model, Path(adapter_path).expanduser())
         notes.append(f"adapter {adapter_path}")
@@ -142,10 +146,11 @@ def load(
     weight_bytes = sum(array.nbytes for _, array in _parameters(model))
     reader = None
     if processor is not None:
-        from .vision import Sighted
-
         reader = MediaReader(processor, model.config)
         reader.lend_template(tokenizer)
+    if processor is not None or reveals:
+        from .vision import Sighted
+
         model = Sighted(model)
         notes += model.notes()
 
@@ -176,6 +181,13 @@ def evaluate(model: nn.Module) -> None:
 
     # A module is a dict that holds its arrays and its parts, private ones included.
     mx.eval([value for _, value in tree_flatten(model) if isinstance(value, mx.array)])
+
+
+def settle(model: nn.Module) -> None:
+    """Bring a model beside the target into the precision that suits the device, every array evaluated."""
+    if half_precision_is_emulated():
+        _to_float32(model)
+    evaluate(model)
 
 
 def leave_thread() -> None:

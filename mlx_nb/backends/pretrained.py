@@ -13,6 +13,7 @@ from . import fit, sources
 from .base import Backend, ModelInfo
 
 if TYPE_CHECKING:
+    from .drafts import Draft
     from .loader import LoadedModel
 
 __all__ = ["Pretrained"]
@@ -47,6 +48,14 @@ class Pretrained:
         self._single = single
         for draft in _drafts(single):
             sources.resolve(draft)
+        if self._trained and adapter_path is not None:
+            raise ValueError("a drafter is trained for the model without an adapter: leave one of them out")
+
+    @property
+    def _trained(self) -> bool:
+        """Whether the guesses come from a drafter that was trained for the model."""
+        speculation = self._single.speculation if self._single else None
+        return speculation is not None and speculation.trained
 
     @property
     def name(self) -> str:
@@ -66,6 +75,7 @@ class Pretrained:
             path,
             adapter_path=self._adapter_path,
             trust_remote_code=self._trust_remote_code,
+            reveals=self._trained,
             on_progress=on_progress,
         )
         from .batch import BatchBackend
@@ -92,21 +102,11 @@ class Pretrained:
         info: ModelInfo,
         on_progress: Callable[[LoadProgress], None],
     ) -> Backend:
-        from .drafts import Draft, ModelDraft, PromptLookup
         from .single import SingleBackend
 
         assert self._single is not None
         speculation, scorer = self._single.speculation, self._single.sparse_draft_model
-        draft: Draft | None = None
-        match speculation:
-            case Speculation(kind="prompt_lookup"):
-                draft = PromptLookup()
-            case Speculation(kind="model", model=str(name)):
-                draft = ModelDraft(self._helper(name, loaded, on_progress))
-            case Speculation(kind=kind):
-                raise ModelLoadError(
-                    f"draft kind {kind!r} is not supported yet: take a draft model, or prompt_lookup"
-                )
+        draft, usual = (None, 0) if speculation is None else self._draft(speculation, loaded, on_progress)
         return SingleBackend(
             loaded.model,
             loaded.tokenizer,
@@ -114,10 +114,29 @@ class Pretrained:
             info,
             loaded.reader,
             draft=draft,
-            draft_tokens=(speculation and speculation.tokens) or DRAFT_TOKENS,
+            draft_tokens=(speculation and speculation.tokens) or usual,
             sparse_prefill=self._single.sparse_prefill,
             scorer=None if scorer is None else self._helper(scorer, loaded, on_progress),
         )
+
+    def _draft(
+        self, speculation: Speculation, target: LoadedModel, on_progress: Callable[[LoadProgress], None]
+    ) -> tuple[Draft, int]:
+        """The draft, and how many guesses a step it makes unless it is said."""
+        from .drafts import ModelDraft, PromptLookup
+
+        if speculation.kind == "prompt_lookup":
+            return PromptLookup(), DRAFT_TOKENS
+        assert speculation.model is not None
+        if not speculation.trained:
+            return ModelDraft(self._helper(speculation.model, target, on_progress)), DRAFT_TOKENS
+        from .drafters import load_drafter
+
+        source = sources.resolve(speculation.model)
+        heads = source == self._source
+        path = target.path if heads else sources.fetch(source, on_progress)
+        kind = None if speculation.kind == "drafter" else speculation.kind
+        return load_drafter(path, kind, target.model, source.name, heads=heads)
 
     def _helper(self, name: str, target: LoadedModel, on_progress: Callable[[LoadProgress], None]) -> Any:
         """A smaller model that reads the target's tokens; the target itself if it is the same."""

@@ -60,4 +60,5 @@ def _cuts(cache: Any) -> bool:
 
 
 def _copies(cache: Any) -> bool:
-    return isinstance(cache, (ArraysCache, RotatingKVCache))
+    # mlx-vlm has a class of its own for the states of recurrent layers.
+    return isinstance(cache, (ArraysCache, RotatingKVCache)) or type(cache).__name__ == "ArraysCache"

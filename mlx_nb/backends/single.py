@@ -24,7 +24,7 @@ from ..sampling import SamplingParams
 from .base import Drafted, Event, Fault, ModelInfo, Prefilled, Token
 from .bounded import bounded_cache
 from .chunks import ChunkSize
-from .drafts import Draft
+from .drafts import Draft, Watcher
 from .logprobs import logprob_of
 from .lone import Ahead, draw, normalized
 from .resident import Resident
@@ -83,7 +83,8 @@ class _Stream:
 
     `fed` is the position that the caches have come to; `ahead` is the token after the last of `tokens`, which may
     still be in the making. Of a sparse prefill, `runs` are the parts of the prompt that are still to be fed. Pictures
-    are taken in before anything else, by `looking`; the positions after them are `shifted`.
+    are taken in before anything else, by `looking`; the positions after them are `shifted`. For a draft that goes by
+    them, `shown` are the hidden states of the last call.
     """
 
     request: Request
@@ -98,6 +99,7 @@ class _Stream:
     share: SparsePrefill | None = None
     runs: list[Run] | None = None
     ahead: Ahead | None = None
+    shown: mx.array | None = None
     prefilled: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -155,6 +157,7 @@ class SingleBackend(Resident):
         if draft is not None and (objection := trial_objection(self._blank())):
             raise ModelLoadError(f"speculation needs a model that can take tokens back: {objection}")
         self._draft, self._draft_tokens = draft, draft_tokens
+        self._watcher = draft if isinstance(draft, Watcher) else None
         self._scorer, self._sparse_prefill = scorer, sparse_prefill
         self._sampler = RowSampler()
         self._chunk = ChunkSize(config.scheduler_config.prefill_step_size)
@@ -291,7 +294,8 @@ class SingleBackend(Resident):
         chunk = stream.tokens[stream.fed : end]
         began = time.perf_counter()
         self._feed(stream, chunk)
-        mx.eval([c.state for c in stream.state])
+        mx.eval([c.state for c in stream.state], stream.shown)
+        self._show(stream, chunk)
         mx.clear_cache()
         self._chunk.took(len(chunk), time.perf_counter() - began)
         if stream.boundaries and stream.fed == stream.boundaries[0]:
@@ -336,6 +340,7 @@ class SingleBackend(Resident):
         stream.fed -= 1 + len(guesses) - kept
         known = [*last, *guesses]
         trial.keep(kept, lambda count: self._again(stream, known[:count]))
+        self._show(stream, known[:kept])
         if guesses:
             self._counts.speculation.took(len(guesses), kept - 1)
             events.append(Drafted(request.request_id, len(guesses), kept - 1))
@@ -369,9 +374,19 @@ class SingleBackend(Resident):
         return self._run(stream, tokens)
 
     def _run(self, stream: _Stream, tokens: mx.array) -> mx.array:
-        more = {"shifted": [stream.shifted]} if stream.shifted else {}
-        logits: mx.array = self._model(tokens[None], cache=stream.state, **more)
+        more: dict[str, Any] = {"shifted": [stream.shifted]} if stream.shifted else {}
+        logits: mx.array
+        if self._watcher is None:
+            logits = self._model(tokens[None], cache=stream.state, **more)
+        else:
+            logits, stream.shown = self._model.reveal(tokens[None], stream.state, self._watcher.wants, **more)
         return logits
+
+    def _show(self, stream: _Stream, kept: Sequence[int]) -> None:
+        """Let a draft that goes by it see what the last call computed of the tokens that were kept."""
+        if self._watcher is not None and stream.shown is not None:
+            self._watcher.see(kept, stream.shown[:, : len(kept)], stream.state)
+            stream.shown = None
 
     def _said(self, stream: _Stream, token: int, logprobs: mx.array | None = None) -> Token:
         stream.tokens.append(token)
@@ -416,7 +431,7 @@ class SingleBackend(Resident):
 
     def close(self) -> None:
         """Let go of the model."""
-        self._stream = self._draft = self._scorer = None
+        self._stream = self._draft = self._watcher = self._scorer = None
         del self._sampler
         super().close()
 

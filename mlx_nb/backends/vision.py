@@ -76,6 +76,11 @@ class Sighted:
                 return bool(getattr(verdict, "enabled", verdict))
         return not any(getattr(part, "no_chunked_prefill", False) for part in (self._model, self._language))
 
+    @property
+    def whole_model(self) -> Any:
+        """The model of mlx-vlm."""
+        return self._model
+
     def notes(self) -> list[str]:
         """What people should know of how it is run."""
         if self.attends_both_ways:
@@ -110,15 +115,46 @@ class Sighted:
         self, tokens: mx.array, cache: list[Any] | None = None, shifted: Sequence[int] | None = None
     ) -> mx.array:
         """Logits, shape (rows, length, vocabulary)."""
-        more: dict[str, Any] = {}
+        logits: mx.array = self._run(tokens, cache, shifted).logits
+        return logits
+
+    def reveal(
+        self,
+        tokens: mx.array,
+        cache: list[Any],
+        wants: Mapping[str, Any],
+        shifted: Sequence[int] | None = None,
+    ) -> tuple[mx.array, mx.array | None]:
+        """Logits, and the hidden states that a drafter `wants`, shape (rows, length, …); None if it has none to give.
+
+        Parameters
+        ----------
+        wants : dict
+            ``{"return_hidden": True}`` for the last, or ``{"capture_layer_ids": [2, 14]}`` for those after some layers,
+            side by side.
+        """
+        out = self._run(tokens, cache, shifted, **wants)
+        if not out.hidden_states:
+            return out.logits, None
+        layers = wants.get("capture_layer_ids")
+        if layers is not None:
+            complete = len(out.hidden_states) == len(set(layers))
+            return out.logits, mx.concatenate(out.hidden_states, axis=-1) if complete else None
+        prepare = getattr(self._language, "speculative_draft_hidden", None)
+        hidden = out.hidden_states[-1]
+        return out.logits, prepare(hidden) if prepare is not None else hidden
+
+    def _run(
+        self, tokens: mx.array, cache: list[Any] | None, shifted: Sequence[int] | None, **wants: Any
+    ) -> Any:
+        more: dict[str, Any] = dict(wants)
         if self.attends_both_ways and cache is not None:
             # Left to itself the model would mask nothing, the padding of shorter rows included.
             more["mask"] = cache[0].make_mask(tokens.shape[1], return_array=True, window_size=None)
         if self.shifts_positions:
             # Always said: left to itself the model goes by what it remembers of the call before.
             more["position_ids"] = _positions(tokens.shape, cache, shifted)
-        logits: mx.array = self._language(tokens, cache=cache, **more).logits
-        return logits
+        return self._language(tokens, cache=cache, **more)
 
     def shift(self, media: Media) -> int:
         """How far the positions after the pictures are from the number of tokens before them."""

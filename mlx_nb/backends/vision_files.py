@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ..errors import ModelLoadError
 
-__all__ = ["read_vision_model", "sees"]
+__all__ = ["read_revealing_model", "read_vision_model", "sees"]
 
 _SEEING = ("vision", "visual", "image", "patch")
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
@@ -43,18 +44,35 @@ def read_vision_model(path: Path, trust_remote_code: bool) -> tuple[Any, Any]:
     """
     from mlx_vlm.utils import load
 
+    model, processor = _read(path, lambda: load(str(path), lazy=True, trust_remote_code=trust_remote_code))
+    return model, processor
+
+
+def read_revealing_model(path: Path, trust_remote_code: bool) -> Any:
+    """mlx-vlm's model of a folder, its weights not read yet, whether it sees or not.
+
+    Raises
+    ------
+    ModelLoadError
+        What can't be read, or is of a type that mlx-vlm doesn't know.
+    """
+    from mlx_vlm.utils import load_model
+
+    return _read(path, lambda: load_model(path, lazy=True, trust_remote_code=trust_remote_code))
+
+
+def _read(path: Path, read: Callable[[], Any]) -> Any:
     model_type = json.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of parts that are left out here, sound for one
-            model, processor = load(str(path), lazy=True, trust_remote_code=trust_remote_code)
+            return read()
     except Exception as error:
         line = " ".join(str(error).split())[:200] or type(error).__name__
         raise ModelLoadError(
             f"{path} is of type {model_type!r}, and mlx-vlm can't load it ({line}): fetch it again, or choose "
             "another model."
         ) from error
-    return model, processor
 
 
 def _tensors(path: Path) -> set[str]:

@@ -19,7 +19,7 @@ from ..errors import EngineBusy, RequestError
 from ..outputs import GenerationOutput, LoadProgress
 from ..prompts.chat import Message
 from ..sampling import SamplingParams
-from ..validation import choice
+from ..validation import choice, integer
 from .session import prompt_for, system_boundary_for, to_generation
 
 __all__ = ["SimpleEngine"]
@@ -42,7 +42,7 @@ class SimpleEngine:
     force_mllm : bool
         Refuse a model that takes no images.
     mtp, mtp_num_draft_tokens
-        Speculate with the model's own heads for several tokens.
+        Speculate with the prediction heads that the model comes with, so many tokens at a time.
     prefill_step_size : int
         Upper bound of a prefill chunk, in tokens.
     specprefill_enabled, specprefill_threshold, specprefill_keep_pct, specprefill_backbone_pct
@@ -52,7 +52,8 @@ class SimpleEngine:
     max_kv_size : int
         Most tokens whose keys and values are kept, the first 4 always; 0 keeps all.
     mllm_draft_model, mllm_draft_kind, mllm_draft_block_size
-        A drafter trained for a multimodal model: "mtp", "dflash" or "eagle3".
+        A drafter that was trained for the model; its kind ("mtp", "dflash" or "eagle3"), if it doesn't say so; how
+        many tokens a step looks at, the last one and the guesses after it. With it the model is mlx-vlm's.
     draft_model : str, optional
         A smaller language model of the same vocabulary that guesses ahead.
     draft_kind : str, optional
@@ -103,17 +104,17 @@ class SimpleEngine:
                 "specprefill_enabled needs specprefill_draft_model, a smaller model of the same vocabulary"
             )
         self._sparsely = specprefill_enabled
-        if mtp:
-            draft_kind, draft_model, num_draft_tokens = "mtp", draft_model or model_name, mtp_num_draft_tokens
-        elif mllm_draft_model is not None or mllm_draft_kind is not None:
-            draft_kind, draft_model, num_draft_tokens = (
-                mllm_draft_kind,
-                mllm_draft_model,
-                mllm_draft_block_size,
+        speculations = [
+            _speculation(draft_kind, draft_model, num_draft_tokens),
+            Speculation("mtp", model_name, mtp_num_draft_tokens) if mtp else None,
+            _drafter(mllm_draft_kind, mllm_draft_model, mllm_draft_block_size),
+        ]
+        wanted = [each for each in speculations if each is not None]
+        if len(wanted) > 1:
+            raise ValueError(
+                "mtp, mllm_draft_model and draft_model are one or the other: leave out all but one"
             )
-        single = SingleStream(
-            _speculation(draft_kind, draft_model, num_draft_tokens), specprefill_draft_model
-        )
+        single = SingleStream(wanted[0] if wanted else None, specprefill_draft_model)
         factory = Pretrained(
             model_name, adapter_path=adapter_path, trust_remote_code=trust_remote_code, single=single
         )
@@ -359,3 +360,18 @@ def _speculation(kind: str | None, model: str | None, tokens: int | None) -> Spe
             raise ValueError("num_draft_tokens goes with draft_model or draft_kind")
         return None
     return Speculation(cast(DraftKind, kind or "model"), model, tokens)
+
+
+def _drafter(kind: str | None, model: str | None, block_size: int | None) -> Speculation | None:
+    if model is None:
+        if kind is not None or block_size is not None:
+            raise ValueError("mllm_draft_kind and mllm_draft_block_size go with mllm_draft_model")
+        return None
+    if kind is not None:
+        choice("mllm_draft_kind", kind, ("mtp", "dflash", "eagle3"))
+    if block_size is not None:
+        integer("mllm_draft_block_size", block_size, low=2, high=65)
+    # A block is the last token and the guesses after it.
+    return Speculation(
+        cast(DraftKind, kind or "drafter"), model, None if block_size is None else block_size - 1
+    )
