@@ -27,7 +27,7 @@ from ..sampling import SamplingParams
 from .conversation import Conversation
 from .conversation import conversation as conversation_named
 from .keys import find_key
-from .media import NO_MEDIA, Media, as_text, length
+from .media import NO_MEDIA, Media, as_text, length, taken_in
 from .session import (
     NamedEngine,
     default_session,
@@ -259,7 +259,7 @@ async def agenerate(
     **sampling: Any,
 ) -> GenerationOutput | list[GenerationOutput]:
     """`generate`, awaited. Cancelling it ends the request."""
-    core, media = _core(engine), await _taken_in(images, videos)
+    core, media = _core(engine), await taken_in(images, videos)
     asked = _Asked(core, prompt, _params(params, sampling), n, system, raw, tools, media, priority, timeout)
     await core.ready()
     return asked.result(await _answers_awaited(core, asked.requests()))
@@ -317,7 +317,7 @@ async def achat(
     **sampling: Any,
 ) -> GenerationOutput:
     """`chat`, awaited. Cancelling it ends the request and leaves the conversation as it was."""
-    core, media = _core(engine), await _taken_in(images, videos)
+    core, media = _core(engine), await taken_in(images, videos)
     turn = _Turn(core, question, conversation, _params(params, sampling), system, media, priority, timeout)
     await turn.core.ready()
     (output,) = await _answers_awaited(turn.core, [turn.request()])
@@ -500,13 +500,6 @@ async def _answers_awaited(core: EngineCore, requests: Iterable[dict[str, Any]])
     finally:
         for task in tasks:
             task.cancel()
-
-
-async def _taken_in(images: Any, videos: Any) -> Media:
-    """The media of a question; a download must not hold up the loop."""
-    if images is None and videos is None:
-        return NO_MEDIA
-    return await asyncio.to_thread(Media.of, images, videos)
 
 
 def _core(engine: Engine | None) -> EngineCore:

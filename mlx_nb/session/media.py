@@ -1,11 +1,13 @@
 """Pictures and clips that go with a prompt: taken in, put into messages, and refused where the model takes none.
 
 In a message they are parts of its content, before the text: ``{"type": "image", "image": Picture}``. A model's chat
-template sees the bare part; the pictures go to the engine beside the tokens, in the order of the parts.
+template sees the bare part; the pictures go to the engine beside the tokens, in the order of the parts. What servers
+are sent means the same: ``{"type": "image_url", "image_url": {"url": …}}``.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,7 @@ from ..request import Chat
 if TYPE_CHECKING:
     from ..prompts.media import Clip, Picture
 
-__all__ = ["NO_MEDIA", "Media", "apart", "as_text", "check_images", "length", "with_media"]
+__all__ = ["NO_MEDIA", "Media", "apart", "as_text", "check_images", "length", "taken_in", "with_media"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,13 @@ class Media:
 
 
 NO_MEDIA = Media()
+
+
+async def taken_in(images: Any, videos: Any) -> Media:
+    """`Media.of`; a download must not hold up the loop."""
+    if images is None and videos is None:
+        return NO_MEDIA
+    return await asyncio.to_thread(Media.of, images, videos)
 
 
 def check_images(core: EngineCore) -> None:
@@ -173,7 +182,17 @@ def _parts(message: Message) -> list[Mapping[str, Any]]:
         raise RequestError(
             'a message\'s content is a text, or parts such as {"type": "image"} and {"type": "text", "text": …}'
         )
-    return list(content)
+    return [_of_a_server(part) for part in content]
+
+
+def _of_a_server(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part, in our words if it is in those of OpenAI's interface."""
+    name = str(part.get("type"))
+    kind = name.removesuffix("_url")
+    if kind == name or kind not in ("image", "video"):
+        return part
+    source = part.get(name)
+    return {"type": kind, kind: source.get("url") if isinstance(source, Mapping) else source}
 
 
 def _is_bare(part: Mapping[str, Any]) -> bool:

@@ -6,6 +6,7 @@ what it owns is the shape of its calls, and who is let in.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from ..outputs import GenerationOutput, LoadProgress
 from ..prompts.chat import Message
 from ..sampling import SamplingParams
 from ..validation import choice, integer
+from .media import Media, apart, taken_in, with_media
 from .session import prompt_for, system_boundary_for, to_generation
 
 __all__ = ["SimpleEngine"]
@@ -202,8 +204,8 @@ class SimpleEngine:
         prompt : str or list of int
             Raw text, or token ids. No chat template is applied.
         **kwargs
-            Other fields of `SamplingParams`; `RequestOptions`; images, videos; admission; specprefill,
-            specprefill_keep_pct, specprefill_backbone_pct.
+            Other fields of `SamplingParams`; `RequestOptions`; images and videos, of anything that `load_image` and
+            `load_video` take; admission; specprefill, specprefill_keep_pct, specprefill_backbone_pct.
 
         Raises
         ------
@@ -240,7 +242,15 @@ class SimpleEngine:
         videos: Sequence[Any] | None = None,
         **kwargs: Any,
     ) -> GenerationOutput:
-        """The assistant's next turn, by the model's chat template; `kwargs` as in `generate`."""
+        """The assistant's next turn, by the model's chat template; `kwargs` as in `generate`.
+
+        Parameters
+        ----------
+        messages : list of dict
+            Contents may be parts, ``{"type": "image", "image": …}`` and ``{"type": "text", "text": …}``.
+        images, videos : list, optional
+            For the parts that are bare, ``{"type": "image"}``; without such, for the last question.
+        """
         given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, **kwargs}
         return await _last(await self._ask_chat(messages, tools, images, videos, given))
 
@@ -269,12 +279,17 @@ class SimpleEngine:
         given: dict[str, Any],
     ) -> AsyncIterator[GenerationOutput]:
         await self._started()
+        media = await taken_in(images, videos)
+        asked: Sequence[Message] = messages
+        if media or any(not isinstance(message.get("content"), str | None) for message in messages):
+            asked, media = await asyncio.to_thread(_apart, messages, media)
+            media.check(self._core)
         schemas = None if tools is None else [dict(tool) for tool in tools]
         thinking = given.get("thinking")
-        prompt = prompt_for(self._core, messages, thinking=thinking, tools=schemas)
-        boundary = system_boundary_for(self._core, messages, prompt, thinking=thinking, tools=schemas)
-        media = {name: value for name, value in (("images", images), ("videos", videos)) if value}
-        return await self._ask(prompt, {"prefix_boundary": boundary, "tools": schemas, **media, **given})
+        prompt = prompt_for(self._core, asked, thinking=thinking, tools=schemas)
+        boundary = system_boundary_for(self._core, asked, prompt, thinking=thinking, tools=schemas)
+        options = {"prefix_boundary": boundary, "tools": schemas, **media.options()}
+        return await self._ask(prompt, {**options, **given})
 
     async def _ask(self, prompt: Prompt, given: dict[str, Any]) -> AsyncIterator[GenerationOutput]:
         """Queue a request; its outputs. `given` is what the caller named."""
@@ -283,17 +298,17 @@ class SimpleEngine:
         admission = _admission(given.pop("admission", self._admission))
         params = SamplingParams(**{name: given.pop(name) for name in _FIELDS & given.keys()})
         options = {name: given.pop(name) for name in _OPTIONS & given.keys()}
-        named = {
-            name: given.pop(name)
-            for name in ("request_id", "images", "videos", "prefix_boundary")
-            if name in given
-        }
+        named = {name: given.pop(name) for name in ("request_id", "prefix_boundary") if name in given}
+        media = await taken_in(given.pop("images", None), given.pop("videos", None))
+        media.check(self._core)
         if given:
             raise ValueError(f"unknown parameter {min(given)!r}")
         with self._door:
             if admission == "fail" and (holder := self._core.holder()) is not None:
                 raise EngineBusy(f"the engine is busy with {holder}: wait for it, abort it, or ask to wait")
-            request_id = self._core.submit(prompt, params, **named, **options, sparse_prefill=sparse)
+            request_id = self._core.submit(
+                prompt, params, **named, **media.options(), **options, sparse_prefill=sparse
+            )
         return _outputs(self._core, request_id, params)
 
     async def _started(self) -> None:
@@ -347,6 +362,10 @@ async def _last(outputs: AsyncIterator[GenerationOutput]) -> GenerationOutput:
         last = output
     assert last is not None
     return last
+
+
+def _apart(messages: Sequence[Message], media: Media) -> tuple[list[Message], Media]:
+    return apart(with_media(messages, media))
 
 
 def _admission(value: str) -> Literal["wait", "fail"]:

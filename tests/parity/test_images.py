@@ -4,18 +4,15 @@ That is the reference because mlx-vlm's own batches of pictures are wrong, or fa
 """
 
 import asyncio
-import functools
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-import numpy as np
 import pytest
-from PIL import Image
+from pictures import alone, picture, told
 from scripts import until
-from vlm_models import FAMILIES, chat, tiny_vlm, tiny_vlm_folder
+from vlm_models import FAMILIES, chat, tiny_vlm_folder
 
 from mlx_nb import EngineConfig, EngineCore, RequestError, RequestOutput, SamplingParams, SchedulerConfig
 from mlx_nb.backends import loader
@@ -38,39 +35,8 @@ SEVERAL = [family for family in FAMILIES if family not in {"paligemma", "llava_n
 Start = Callable[..., EngineCore]
 
 
-def picture(number: int, width: int = 112, height: int = 84) -> Image.Image:
-    """One of many: those of one size differ in content alone."""
-    pixels = np.random.default_rng(number).integers(0, 255, (height // 7, width // 7, 3), dtype=np.uint8)
-    return Image.fromarray(pixels).resize((width, height), Image.Resampling.NEAREST)
-
-
 def greedy(length: int = LENGTH, **changes: Any) -> SamplingParams:
     return SamplingParams(max_tokens=length, temperature=0, **changes)
-
-
-@functools.cache
-def alone(
-    family: str, text: str, numbers: tuple[int, ...] = (), length: int = LENGTH, width: int = 112
-) -> tuple[list[int], list[float]]:
-    """What mlx-vlm answers to one prompt: tokens and their log-probabilities."""
-    import mlx_vlm
-
-    model, processor = tiny_vlm(family)
-    options: dict[str, Any] = {}
-    if numbers:
-        images = [picture(number, width) for number in numbers]
-        # Called by ourselves: mlx-vlm hands LLaVA's processor an argument that it refuses.
-        inputs = dict(processor(text=[text], images=images, return_tensors="np"))
-        arrays = {k: v if isinstance(v, int | list) else mx.array(v) for k, v in inputs.items()}
-        options = {"mask": arrays.pop("attention_mask"), **arrays}
-    responses = list(
-        mlx_vlm.stream_generate(model, processor, text, max_tokens=length, temperature=0.0, **options)
-    )
-    tokens = list(responses[-1].token_ids)
-    logprobs = [float(r.logprobs[r.token].item()) for r in responses[: len(tokens)]]
-    if responses[-1].finish_reason == "stop":
-        tokens.pop()
-    return tokens, logprobs
 
 
 @pytest.fixture
@@ -279,23 +245,9 @@ def test_answers_stream_on_while_a_picture_is_taken_in(family: str, start: Start
 def test_pictures_of_different_sizes_equal_mlx_vlm(family: str, start: Start) -> None:
     text = chat(family, QUESTION, images=1) + f"Now this one?\n{chat(family, QUESTION, images=1)}"
     engine = start(family)
-    output = engine.generate_sync(text, greedy(), images=[picture(1), picture(2, 56, 112)])
-    assert output.output_token_ids == _together(family, text, [picture(1), picture(2, 56, 112)])
-
-
-def _together(family: str, text: str, images: list[Image.Image]) -> list[int]:
-    """What mlx-vlm answers to a prompt with pictures of several sizes."""
-    import mlx_vlm
-
-    model, processor = tiny_vlm(family)
-    inputs = dict(processor(text=[text], images=images, return_tensors="np"))
-    arrays = {k: v if isinstance(v, int | list) else mx.array(v) for k, v in inputs.items()}
-    options = {"mask": arrays.pop("attention_mask"), **arrays}
-    responses = list(
-        mlx_vlm.stream_generate(model, processor, text, max_tokens=LENGTH, temperature=0.0, **options)
-    )
-    tokens = list(responses[-1].token_ids)
-    return tokens[:-1] if responses[-1].finish_reason == "stop" else tokens
+    images = [picture(1), picture(2, 56, 112)]
+    output = engine.generate_sync(text, greedy(), images=images)
+    assert output.output_token_ids == told(family, text, images)[0]
 
 
 @pytest.mark.parametrize("family", ["paligemma", "llava_next"])
