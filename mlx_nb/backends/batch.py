@@ -296,17 +296,18 @@ class BatchBackend(Resident):
         return spared
 
     def warm_up(self) -> None:
-        """Run a few tokens through a batch of its own, one row and several."""
-        for rows in sorted({1, min(4, self._config.scheduler_config.max_running)}):
-            sampler = RowSampler()
-            generator = self._make_generator(sampler)
-            for _ in range(rows):
+        """Run a few tokens through a batch of its own: a row alone, then several that it joins."""
+        sampler = RowSampler()
+        generator = self._make_generator(sampler)
+        rows = min(4, self._config.scheduler_config.max_running)
+        for more in (1, rows - 1):
+            for _ in range(more):
                 uid = generator.add([[0] * FIRST_CHUNK], None, [])
                 sampler.add(uid, Request(f"warm-{uid}", [0], SamplingParams(), seed=0, arrival=0.0))
             made = 0
-            while made < 3 * rows:
+            while made < 4 * more:
                 made += len(generator.next()[1])
-            generator.close()
+        generator.close()
         mx.clear_cache()
 
     def _kv_bytes(self) -> int:

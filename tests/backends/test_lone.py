@@ -321,6 +321,17 @@ def test_its_memory_is_counted_and_given_back(rows: Any) -> None:
     assert driver.backend.memory().kv == 0
 
 
+@pytest.mark.parametrize(("most", "ways"), [(1, {(1, "plain")}), (8, {(1, "plain"), (4, "batch")})])
+def test_warming_up_decodes_alone_and_in_company(most: int, ways: set[tuple[int, str]], rows: Any) -> None:
+    driver, model = rows(completion_batch_size=most)
+    driver.backend.warm_up()
+    assert {*model.decoding} >= ways
+    assert max(rows for rows, _ in model.decoding) == max(rows for rows, _ in ways)
+    assert driver.backend.memory().kv == 0
+    driver.ask("a")
+    assert driver.until("a", 5) == reference("llama", PROMPT, 5)
+
+
 def test_preempted_it_goes_on_where_it_was(rows: Any) -> None:
     driver, _ = rows()
     driver.ask("a", params=SamplingParams(temperature=1.0, repetition_penalty=1.2), seed=3)
