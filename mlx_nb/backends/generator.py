@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, GenerationBatch, PromptProcessingBatch, StopSequences
 from mlx_lm.models.cache import BatchRotatingKVCache
 
-from .lone import Lone
+from .lone import Lone, normalized
 from .roomy import roomy
 from .samplers import RowSampler
 
@@ -78,11 +78,24 @@ class _Prefilling(PromptProcessingBatch):
 
 
 class _Decoding(GenerationBatch):
-    """Says which rows sample their next token."""
+    """Says which rows sample their next token, and evaluates log-probabilities only where someone asks for them."""
+
+    _next_tokens: Any
+    _next_logprobs: Any
 
     def _step(self) -> Any:
-        self.fallback_sampler.expect(list(self.uids))
-        return super()._step()
+        sampler: RowSampler = self.fallback_sampler
+        inputs: mx.array = self._next_tokens
+        logprobs: list[mx.array | None] = self._next_logprobs
+        sampler.expect(list(self.uids))
+        scores = normalized(self.model(inputs[:, None], cache=self.prompt_cache)[:, -1, :])
+        self._next_tokens = sampler(scores)
+        self._next_logprobs = list(scores) if sampler.shows else [None] * len(self.uids)
+        mx.async_eval(self._next_tokens, self._next_logprobs)  # type: ignore[no-untyped-call]
+        tokens: Any = inputs.tolist()
+        for before, token in zip(self.tokens, tokens, strict=True):
+            before.append(token)
+        return tokens, logprobs
 
 
 class _Joining(GenerationBatch):
@@ -119,6 +132,8 @@ class Generator(BatchGenerator):
     """
 
     prefill_step_size: int
+    adapts = True
+    """Whether prefill chunks are sized by the time they take."""
 
     def __init__(
         self,
@@ -232,6 +247,8 @@ class Generator(BatchGenerator):
         It doubles or halves at most: the speed of small chunks says little about large ones, and on a GPU the
         first chunk of a kind takes the time of a compiler.
         """
+        if not self.adapts:
+            return
         counters, seen = self._counters, self._prefill_seen
         self._prefill_seen = (counters.prompt_tokens, counters.prompt_time)
         tokens, seconds = counters.prompt_tokens - seen[0], counters.prompt_time - seen[1]

@@ -66,7 +66,7 @@ class Ahead:
         """Have the token after this one computed."""
         self._sampler.expect([self._uid])  # before the call: what that raises is this row's fault
         self._drawn = draw(self._sampler, self._uid, self._feed(token))
-        mx.async_eval(*self._drawn)  # type: ignore[no-untyped-call]
+        mx.async_eval(*self._drawn[: 1 + self._sampler.shows])  # type: ignore[no-untyped-call]
 
     def step(self) -> tuple[int, mx.array]:
         """The next token and its log-probabilities, with the one after it begun."""
