@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -100,7 +101,9 @@ def _processor() -> str:
 
 def run(read: argparse.Namespace, work: Path) -> int:
     """Run the workloads and report."""
+    names = read.workloads or list(WORKLOADS)
     weights = bool(FOLDER_ONLY & set(read.contenders or FOLDER_ONLY))
+    weights |= any(WORKLOADS[name].whole_folder for name in names)
     options = Options(
         folder=subject(work / "subject", read.model, read.dtype, read.bits, weights),
         tiny=subject(work / "tiny", "tiny", None, None, weights=False),
@@ -121,14 +124,14 @@ def run(read: argparse.Namespace, work: Path) -> int:
     }
     rows: list[Row] = []
     failed = False
-    for name in read.workloads or WORKLOADS:
+    for name in names:
         options.say(f"{name}: {WORKLOADS[name].about}")
         began = time.monotonic()
         try:
             outcome = WORKLOADS[name].measure(options)
         except Exception as error:
-            outcome = Outcome(errors=[f"{type(error).__name__}: {error}"])
-            options.say(f"  failed: {outcome.errors[0]}")
+            outcome = Outcome(errors=[traceback.format_exc()])
+            options.say(f"  failed: {type(error).__name__}: {error}")
         failed |= bool(outcome.errors)
         rows += outcome.rows
         written["workloads"][name] = {

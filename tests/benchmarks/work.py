@@ -78,12 +78,12 @@ def first_tokens(asks: Sequence[Ask], answers: Sequence[Answer]) -> list[float]:
 
 
 def gaps(answers: Iterable[Answer], since: float = 0.0, until: float = float("inf")) -> list[float]:
-    """Return the seconds between neighbouring tokens, of those gaps that end between two moments."""
+    """Return the seconds between neighbouring tokens, of those gaps that touch the time between two moments."""
     return [
         later - earlier
         for answer in answers
         for earlier, later in zip(answer.times, answer.times[1:], strict=False)
-        if since < later <= until
+        if since < later and earlier < until
     ]
 
 

@@ -12,7 +12,7 @@ from .. import subjects
 from ..work import Answer, Ask
 from .loop import Loop
 
-SCHEDULER = ("prefill_step_size", "enable_prefix_cache")
+SCHEDULER = ("prefill_step_size", "enable_prefix_cache", "cache_memory_mb")
 
 
 def params(ask: Ask) -> SamplingParams:

@@ -19,7 +19,7 @@ from ..work import Answer, Ask
 from .loop import Loop
 
 logging.disable(logging.INFO)
-SCHEDULER = ("prefill_step_size", "enable_prefix_cache")
+SCHEDULER = ("prefill_step_size", "enable_prefix_cache", "cache_memory_mb")
 
 
 class Engine(Loop):

@@ -1,20 +1,40 @@
-"""The workloads by name. Each is a module with ``measure(options) -> Outcome``; what it knows of bars is in it."""
+"""The workloads by name. Each has ``measure(options) -> Outcome``; what it knows of bars is in its module."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..bench import Options, Outcome
-from . import batch
+from . import aborts, arrivals, batch, first_token, many, memory, mixed, scripts, shared
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What can be run."""
+    """What can be run.
+
+    Attributes
+    ----------
+    whole_folder : bool
+        It takes a folder with weights in it: a recipe won't do.
+    """
 
     about: str
     measure: Callable[[Options], Outcome]
+    whole_folder: bool = False
 
 
 WORKLOADS = {
     "batch": Workload("throughput of 1 to 32 requests at once", batch.measure),
+    "arrivals": Workload(
+        "chats that arrive every 100 ms, and in bursts: first tokens, throughput", arrivals.measure
+    ),
+    "shared": Workload("prompts that share 1,000 tokens, together and one after another", shared.measure),
+    "mixed": Workload("gaps between streamed tokens while a prompt of 4,000 is prefilled", mixed.measure),
+    "aborts": Workload("what a storm of requests that leave takes from those that stay", aborts.measure),
+    "many": Workload("10,000 short requests: rate, and memory that stays flat", many.measure),
+    "memory": Workload("peak memory, with the prefix cache and without", memory.measure),
+    "first_token": Workload("a new process: import, load, first token", first_token.measure),
+    "overhead": Workload("microseconds a step beyond the bare loop's", scripts.workload(scripts.OVERHEAD)),
+    "frames": Workload("a DataFrame's column", scripts.workload(*scripts.FRAMES), whole_folder=True),
+    "simple": Workload("SimpleEngine's short cuts", scripts.workload(scripts.SIMPLE), whole_folder=True),
+    "monitor": Workload("what a watched monitor costs", scripts.workload(scripts.MONITOR)),
 }
