@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from ..errors import ModelLoadError
+from .caches import is_recurrent
 
 __all__ = ["SINKS", "bounded_cache"]
 
@@ -37,7 +38,7 @@ def bounded_cache(model: Any, size: int) -> list[Any]:
 def _bounded(cache: Any, size: int) -> Any:
     if type(cache) is KVCache or (type(cache) is RotatingKVCache and cache.max_size > size):
         return RotatingKVCache(max_size=size, keep=SINKS)
-    if isinstance(cache, (RotatingKVCache, ArraysCache)):
+    if isinstance(cache, RotatingKVCache) or is_recurrent(cache):
         return cache
     raise ModelLoadError(
         f"max_kv_size can't bound this model's cache ({type(cache).__name__}): leave it at 0, or choose another model"

@@ -10,7 +10,9 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache
+from mlx_lm.models.cache import CacheList, RotatingKVCache
+
+from .caches import is_recurrent
 
 __all__ = ["Trial", "trial_objection"]
 
@@ -60,5 +62,4 @@ def _cuts(cache: Any) -> bool:
 
 
 def _copies(cache: Any) -> bool:
-    # mlx-vlm has a class of its own for the states of recurrent layers.
-    return isinstance(cache, (ArraysCache, RotatingKVCache)) or type(cache).__name__ == "ArraysCache"
+    return isinstance(cache, RotatingKVCache) or is_recurrent(cache)

@@ -15,9 +15,10 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import ArraysCache, KVCache, make_prompt_cache
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from ..errors import ModelLoadError
+from .caches import is_recurrent
 
 __all__ = [
     "CHUNK",
@@ -101,9 +102,7 @@ def require_sparse(model: Any) -> None:
     if getattr(model, "attends_both_ways", False):
         raise ModelLoadError("SpecPrefill needs prompts that are read from left to right: leave it out")
     blank = make_prompt_cache(model)
-    odd = sorted(
-        {type(c).__name__ for c in blank if type(c) is not KVCache and not isinstance(c, ArraysCache)}
-    )
+    odd = sorted({type(c).__name__ for c in blank if type(c) is not KVCache and not is_recurrent(c)})
     if odd or not any(type(c) is KVCache for c in blank):
         raise ModelLoadError(
             f"SpecPrefill needs plain attention, and this model has {', '.join(odd) or 'none'}: leave it out"
