@@ -104,6 +104,11 @@ class Sighted:
         """Of the whole model, its eyes included."""
         return self._model.parameters()
 
+    def modules(self) -> list[Any]:
+        """Of the language part."""
+        parts: list[Any] = self._language.modules()
+        return parts
+
     def make_cache(self) -> list[Any]:
         """A row's blank caches, as mlx-lm's classes: those are what its batch can merge."""
         make = getattr(self._language, "make_cache", None)
