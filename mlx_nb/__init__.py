@@ -63,6 +63,7 @@ _HOMES = {
     "count_tokens": ".session.api",
     "current_engine": ".session.session",
     "extract_frame": ".frames.tools",
+    "follow": ".backends.distributed",
     "generate": ".session.api",
     "generate_frame": ".frames.generate",
     "load_ipython_extension": ".notebook.extension",
@@ -77,6 +78,7 @@ _HOMES = {
 __all__ = sorted([*_HOMES, "__version__"])
 
 if TYPE_CHECKING:
+    from .backends.distributed import follow as follow
     from .config import EngineConfig as EngineConfig
     from .config import SchedulerConfig as SchedulerConfig
     from .config import SingleStream as SingleStream

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from ..config import EngineConfig, SingleStream
+from ..errors import RequestError
 from ..outputs import LoadProgress, RequestOutput
 from ..remote import Remote
 from ..sampling import SamplingParams
@@ -43,6 +44,7 @@ class AsyncEngineCore:
         adapter_path: str | Path | None = None,
         trust_remote_code: bool = False,
         single: SingleStream | None = None,
+        distributed: bool = False,
         on_progress: Callable[[LoadProgress], None] | None = None,
     ) -> AsyncEngineCore:
         """An engine that loads its model on its own thread once it is started.
@@ -53,19 +55,31 @@ class AsyncEngineCore:
             Hub id, folder, ``.gguf`` file, alias or "demo".
         single : SingleStream, optional
             Run one request at a time, at the speed of a single stream.
+        distributed : bool
+            Divide the model among the processes that mlx.launch started with this one.
         on_progress : callable, optional
             Gets `LoadProgress` on the engine thread.
 
         Raises
         ------
+        RequestError
+            With `distributed`, in a process that is alone or not the first, or with what it can't be divided with.
         UnknownModelError
             At once, for a name that is none of these. What loading raises comes from `start` or the first use.
         """
-        from ..backends.pretrained import Pretrained
+        factory: Any
+        if distributed:
+            from ..backends.distributed import Distributed
 
-        factory = Pretrained(
-            str(model), adapter_path=adapter_path, trust_remote_code=trust_remote_code, single=single
-        )
+            if adapter_path is not None or single is not None:
+                raise RequestError("a model over several processes takes no adapter, and is no single stream")
+            factory = Distributed(str(model), trust_remote_code=trust_remote_code)
+        else:
+            from ..backends.pretrained import Pretrained
+
+            factory = Pretrained(
+                str(model), adapter_path=adapter_path, trust_remote_code=trust_remote_code, single=single
+            )
         config = config or EngineConfig(model_name=factory.name)
         if single is not None:
             config = replace(config, scheduler_config=replace(config.scheduler_config, max_num_seqs=1))

@@ -36,7 +36,7 @@ from ..backends.base import (
 )
 from ..backends.loader import leave_thread
 from ..config import EngineConfig
-from ..errors import EngineStopped
+from ..errors import EngineStopped, MlxNbError
 from ..outputs import LoadProgress
 from ..request import RequestStatus
 from ..scheduler import Scheduler
@@ -216,7 +216,8 @@ class Worker:
             self._serve()
         except BaseException as error:
             if self.state == "running":
-                log.exception("mlx_nb: the engine thread failed")
+                known = isinstance(error, MlxNbError)  # it says what happened
+                log.error("mlx_nb: the engine thread failed (%s)", error, exc_info=not known)
             if error is not self._stopping:  # else loading was given up
                 state, failure = "failed", _detached(error)
         self._end(state, failure)

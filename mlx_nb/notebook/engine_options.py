@@ -61,6 +61,7 @@ COMMANDS = {
         Option("--kv-group-size", "with groups of 32, 64 or 128", "N", int),
         *_ENGINE_FIELDS,
         Option("--idle-unload", "seconds without a request until the model leaves memory", "S", float),
+        Option("--distributed", "divide it among the processes of mlx.launch, in a kernel started by that"),
         Option("--simple", "one request at a time, at the speed of a single stream"),
         *_SINGLE,
         Option("--blas-threads", "threads of OpenBLAS on a CPU, for all engines", "N", int),

@@ -67,6 +67,7 @@ class EngineCommands:
         adapter: str | None = None,
         trust_remote_code: bool = False,
         blas_threads: int | None = None,
+        distributed: bool = False,
         **settings: Any,
     ) -> Pending | None:
         model = _at_most_one(words, "start")
@@ -84,6 +85,7 @@ class EngineCommands:
             adapter_path=adapter,
             trust_remote_code=trust_remote_code,
             blas_threads=blas_threads,
+            distributed=distributed,
         )
         if engine is known and engine.core.state == "running":
             _say(f"{engine.model} runs already, as {engine.name!r}; to change its options, stop it first")

@@ -58,6 +58,7 @@ def start(
     adapter_path: str | Path | None = None,
     trust_remote_code: bool = False,
     blas_threads: int | None = None,
+    distributed: bool = False,
     on_progress: Callable[[LoadProgress], None] | None = None,
     **options: Any,
 ) -> AsyncEngineCore:
@@ -75,6 +76,8 @@ def start(
         Folder of a LoRA adapter.
     blas_threads : int, optional
         Threads of OpenBLAS on a CPU, for this process and so for all its engines.
+    distributed : bool
+        Divide the model among the processes that mlx.launch started with this one: see `follow`.
     on_progress : callable, optional
         Gets `LoadProgress` on the engine's thread.
     **options
@@ -94,6 +97,7 @@ def start(
         adapter_path=adapter_path,
         trust_remote_code=trust_remote_code,
         blas_threads=blas_threads,
+        distributed=distributed,
         on_progress=on_progress,
     )
     return _ready(engine, before)

@@ -97,6 +97,7 @@ class Session:
         trust_remote_code: bool = False,
         blas_threads: int | None = None,
         single: SingleStream | None = None,
+        distributed: bool = False,
         on_progress: Callable[[LoadProgress], None] | None = None,
     ) -> NamedEngine:
         """Launch an engine, which loads on its own thread, and make it the current one. Returns at once.
@@ -109,6 +110,8 @@ class Session:
             Threads of OpenBLAS on a CPU, for this process and so for all its engines.
         single : SingleStream, optional
             Run one request at a time, at the speed of a single stream.
+        distributed : bool
+            Divide the model among the processes that mlx.launch started with this one.
 
         Raises
         ------
@@ -132,6 +135,7 @@ class Session:
             adapter_path=adapter_path,
             trust_remote_code=trust_remote_code,
             single=single,
+            distributed=distributed,
             on_progress=on_progress,
         )
         if blas_threads is not None:
