@@ -40,7 +40,7 @@ from ..errors import EngineStopped, MlxNbError
 from ..outputs import LoadProgress
 from ..request import RequestStatus
 from ..scheduler import Scheduler
-from .answer import Answer
+from .answer import Answer, Wake, call_all
 from .gil import BusyInterval
 from .stats import Counters
 
@@ -103,6 +103,7 @@ class Worker:
         self._when_ready: list[Callable[[], None]] = []
         self._when_over: list[Callable[[], None]] = []
         self._memory_read = 0.0
+        self._busy = False
         self._interval = BusyInterval()
         self._after: Worker | None = None
         self._thread = threading.Thread(target=self._run, name="mlx-engine", daemon=True)
@@ -217,7 +218,7 @@ class Worker:
         except BaseException as error:
             if self.state == "running":
                 known = isinstance(error, MlxNbError)  # it says what happened
-                log.error("mlx_nb: the engine thread failed (%s)", error, exc_info=not known)
+                log.exception("mlx_nb: the engine thread failed (%s)", error, exc_info=not known)
             if error is not self._stopping:  # else loading was given up
                 state, failure = "failed", _detached(error)
         self._end(state, failure)
@@ -267,13 +268,17 @@ class Worker:
 
     def _wait(self) -> bool:
         """Take what there is to do into `_commands`; blocks while there is nothing. False when it is time to stop."""
+        if self._busy and self._scheduler and not (self._inbox or self._stopping):
+            return True  # what comes in this moment has its turn after the next step
         with self._changed:
             if not (self._inbox or self._scheduler or self._stopping):
+                self._busy = False
                 self._interval.leave()
                 if not self._changed.wait_for(lambda: self._inbox or self._stopping, self._patience()):
                     if not self._live:
                         self._commands.append(self._unload)
                     return True
+            self._busy = True
             self._interval.enter()
             if self._stopping is not None:
                 return False
@@ -302,39 +307,45 @@ class Worker:
         self._admit_and_preempt(backend)
         began = time.monotonic()
         prefilled = made = 0
+        wakes: list[Wake] = []
         ended: dict[str, tuple[RequestStatus, BaseException | None]] = {}
         for event in self._events(backend):
             answer = self._live.get(event.request_id)
             if answer is None:
                 continue
             match event:
+                case Token() | Text() | Ended() if event.request_id in ended:
+                    pass  # of the same step, after the one that ended the answer
+                case Token() | Text() | Ended():
+                    self._scheduler.grew(event.request_id)
+                    made -= answer.length  # a token that only ends the answer doesn't count
+                    if (end := _push(answer, event, wakes)) is not None:
+                        ended[event.request_id] = end
+                    made += answer.length
                 case Prefilled():
                     prefilled += max(0, event.done - max(answer.prefilled, event.cached))
                     answer.progress(event.done, event.cached)
                     self._scheduler.prefilled(event.request_id, event.total - event.done)
                 case Drafted():
                     answer.drafted(event.proposed, event.accepted)
-                case Token() | Text() | Ended() if event.request_id in ended:
-                    pass  # of the same step, after the one that ended the answer
-                case Token() | Text() | Ended():
-                    self._scheduler.grew(event.request_id)
-                    made -= answer.length  # a token that only ends the answer doesn't count
-                    if (end := _push(answer, event)) is not None:
-                        ended[event.request_id] = end
-                    made += answer.length
                 case Fault():
                     ended.setdefault(event.request_id, (RequestStatus.FINISHED_ERROR, event.error))
         self.counters.step(prefilled, made, time.monotonic() - began)
-        self._finish(backend, ended)
+        if ended:
+            self._finish(backend, ended)
         self._read(now=not self._scheduler)
+        call_all(wakes)  # last, and all at once: a loop that wakes up takes the interpreter's lock
 
     def _admit_and_preempt(self, backend: Backend) -> None:
         preempted = self._scheduler.preempt()
-        for request in preempted:
-            self._live[request.request_id].preempt()
-        self._remove(backend, [request.request_id for request in preempted])
+        if preempted:
+            for request in preempted:
+                self._live[request.request_id].preempt()
+            self._remove(backend, [request.request_id for request in preempted])
         admitted = [] if preempted else self._scheduler.schedule()
         backend.reserve(self._scheduler.kv_bytes())
+        if not admitted:
+            return
         answers = [self._live[request.request_id] for request in admitted]
         with self.admission:
             for answer in answers:
@@ -379,8 +390,6 @@ class Worker:
 
     def _finish(self, backend: Backend, ended: dict[str, tuple[RequestStatus, BaseException | None]]) -> None:
         """Clear up after requests that ended, and only then tell: whoever hears of it finds all in order."""
-        if not ended:
-            return
         answers = {request_id: self._live.pop(request_id) for request_id in ended}
         whole = [i for i, (status, _) in ended.items() if status in _WHOLE and answers[i].request.keep]
         for request_id in ended:
@@ -466,9 +475,11 @@ class Worker:
         self._become(state)
 
 
-def _push(answer: Answer, event: Token | Text | Ended) -> tuple[RequestStatus, BaseException | None] | None:
+def _push(
+    answer: Answer, event: Token | Text | Ended, wakes: list[Wake]
+) -> tuple[RequestStatus, BaseException | None] | None:
     try:
-        status = answer.push(event) if isinstance(event, Token) else answer.write(event)
+        status = answer.push(event, wakes) if isinstance(event, Token) else answer.write(event, wakes)
     except Exception as error:  # its detokenizer's, say: this request's fault alone
         return RequestStatus.FINISHED_ERROR, error
     return None if status is None else (status, None)
