@@ -15,10 +15,10 @@ Piece = tuple[Literal["answer", "reasoning", "tool"], str]
 
 
 class Detokenizer(Protocol):
-    """Tokens of one answer to text, a token at a time; text once given never changes."""
+    """Tokens of one answer to text, as they come; text once given never changes."""
 
-    def add(self, token_id: int) -> str:
-        """Text that this token completes; empty while a character is incomplete."""
+    def add(self, *token_ids: int) -> str:
+        """Text that these tokens complete; empty while a character is incomplete."""
         ...
 
     def finish(self) -> str:

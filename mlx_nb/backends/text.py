@@ -16,7 +16,7 @@ _REPLACEMENT = "\ufffd"
 
 
 class WindowDetokenizer:
-    """Decodes a window of tokens again with each new one, and gives the text that this adds.
+    """Decodes a window of tokens again with what comes next, and gives the text that this adds.
 
     Works with every tokenizer: the text of a token may depend on the ones before it (spaces, bytes of one
     character spread over tokens), never on those before the window. Text that ends in U+FFFD is held back until
@@ -34,9 +34,9 @@ class WindowDetokenizer:
         self._start = 0  # where the text not given yet begins; one settled stretch before it stays as context
         self._given = ""
 
-    def add(self, token_id: int) -> str:
-        """Text that this token completes."""
-        self._ids.append(token_id)
+    def add(self, *token_ids: int) -> str:
+        """Text that these tokens complete."""
+        self._ids += token_ids
         text = self._decode(self._ids)
         if not text.endswith(_REPLACEMENT):
             return self._advance(text, len(self._ids))

@@ -1,16 +1,16 @@
 """One request's answer in its life: waiting, running, read by many, ended once.
 
-The engine thread pushes tokens; any number of consumers, on any thread or loop, read what is new to them. An
-answer is append-only, so every consumer's deltas join to the same final text. Whoever ends it first wins.
+The engine thread pushes tokens; any number of consumers, on any thread or loop, read what is new to them, and make
+its text as they do. An answer is append-only, so every consumer's deltas join to the same final text. Whoever ends it
+first wins.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..backends.base import Ended, Text, Token
@@ -20,11 +20,12 @@ from ..request import Request, RequestStatus
 from .received import Received
 from .transcript import Transcript
 
-__all__ = ["Answer", "Cursor"]
+__all__ = ["Answer", "Cursor", "Wake", "call_all"]
 
 log = logging.getLogger("mlx_nb")
 
 
+Wake = Callable[[], None]
 _ENDS = {"stop": RequestStatus.FINISHED_STOPPED, "length": RequestStatus.FINISHED_LENGTH_CAPPED}
 
 
@@ -32,6 +33,7 @@ _ENDS = {"stop": RequestStatus.FINISHED_STOPPED, "length": RequestStatus.FINISHE
 class Cursor:
     """How far a consumer has read."""
 
+    mark: int = 0
     tokens: int = 0
     chars: int = 0
     reasoning: int = 0
@@ -66,10 +68,13 @@ class Answer:
             self._transcript = Received(request, limit)
         self.prompt_tokens = len(request.prompt_token_ids)
         self._interval = stream_interval
-        self._shown = Cursor()
+        self._shown = 0
+        self._over = False
         self._lock = threading.Lock()
-        self._watchers: dict[object, Callable[[], None]] = {}
-        self._final_watchers: list[Callable[[], None]] = []
+        self._reading = threading.RLock()
+        """Held, before the other one, by who makes text; the engine's thread waits for it only if text may end it."""
+        self._watchers: dict[object, Wake] = {}
+        self._final_watchers: list[Wake] = []
 
     # -- the engine thread ------------------------------------------------------------------------------
 
@@ -108,64 +113,69 @@ class Answer:
         """The tokens of the answer so far."""
         return list(self._transcript.tokens)
 
-    def push(self, token: Token) -> RequestStatus | None:
-        """Take the next token; a finished status if the answer ends here, for `finish`, or has ended before."""
+    def push(self, token: Token, wakes: list[Wake]) -> RequestStatus | None:
+        """Take the next token; a finished status if the answer ends here, for `finish`, or has ended before.
+
+        Whom there is news for is added to `wakes`.
+        """
+        said = self._transcript
+        assert isinstance(said, Transcript)
+        if not said.eager:
+            return self._push(said, token, wakes)
+        with self._reading:
+            return self._push(said, token, wakes)
+
+    def _push(self, said: Transcript, token: Token, wakes: list[Wake]) -> RequestStatus | None:
         with self._lock:
-            if self.status.is_finished():
+            if self._over:
                 return self.status
-            self.prefilled = len(self.request.prompt_token_ids)
             if self.first_token is None:
                 self.first_token = time.monotonic()
-            assert isinstance(self._transcript, Transcript)
-            end = self._transcript.add(token.token_id, token.logprob)
-            news = len(self._transcript.tokens) - self._shown.tokens >= self._interval
-        if end is not None:
-            return _ENDS[end]
-        if news:
-            self._show()
-        return None
+                self.prefilled = len(self.request.prompt_token_ids)
+            if (end := said.add(token.token_id, token.logprob)) is not None:
+                return _ENDS[end]
+            mark = len(said.tokens)
+            if mark - self._shown >= self._interval:
+                self._shown = mark
+                wakes.extend(self._watchers.values())
+            return None
 
-    def write(self, event: Text | Ended) -> RequestStatus | None:
+    def write(self, event: Text | Ended, wakes: list[Wake]) -> RequestStatus | None:
         """`push` for what comes from a server."""
-        with self._lock:
-            if self.status.is_finished():
+        said = self._transcript
+        assert isinstance(said, Received)
+        with self._reading, self._lock:
+            if self._over:
                 return self.status
-            assert isinstance(self._transcript, Received)
             if isinstance(event, Ended):
-                self._transcript.close(event.tool_calls, event.completion_tokens)
+                said.close(event.tool_calls, event.completion_tokens)
                 self.prompt_tokens = self.prefilled = event.prompt_tokens
                 self.cached_tokens = event.cached_tokens
                 return _ENDS[event.reason]
             if self.first_token is None:
                 self.first_token = time.monotonic()
-            if self._transcript.write(event.answer, event.reasoning, event.tokens):
+            if said.write(event.answer, event.reasoning, event.tokens):
                 return RequestStatus.FINISHED_STOPPED
-        self._show()
-        return None
+            self._shown = said.mark
+            wakes.extend(self._watchers.values())
+            return None
 
     # -- any thread -------------------------------------------------------------------------------------
 
     def finish(self, status: RequestStatus, error: BaseException | None = None) -> bool:
         """End the answer and wake everyone; False if it had ended before."""
         with self._lock:
-            if self.status.is_finished():
+            if self._over:
                 return False
-            if status in (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR):
-                with contextlib.suppress(Exception):  # what failed may be the detokenizer itself
-                    self._transcript.cut_off()
             self.status, self.error, self.ended = status, error, time.monotonic()
+            self._shown, self._over = self._transcript.mark, True
             final, self._final_watchers = self._final_watchers, []
-        self._show()
-        _call(final)
+            watchers = list(self._watchers.values())
+        call_all(watchers)
+        call_all(final)
         return True
 
-    def _show(self) -> None:
-        with self._lock:
-            self._shown = self._now()
-            watchers = list(self._watchers.values())
-        _call(watchers)
-
-    def watch(self, key: object, wake: Callable[[], None]) -> None:
+    def watch(self, key: object, wake: Wake) -> None:
         """Have `wake` called (on the engine's or the aborting thread; it must not block) when there is news."""
         with self._lock:
             self._watchers[key] = wake
@@ -175,7 +185,7 @@ class Answer:
         with self._lock:
             self._watchers.pop(key, None)
 
-    def on_finish(self, wake: Callable[[], None]) -> None:
+    def on_finish(self, wake: Wake) -> None:
         """Have `wake` called once, when the answer ends, or now if it has."""
         with self._lock:
             if not self.status.is_finished():
@@ -185,49 +195,61 @@ class Answer:
 
     def take(self, cursor: Cursor) -> RequestOutput | None:
         """What is new to this consumer, moving its cursor on; None if nothing is."""
-        with self._lock:
-            shown = self._shown
-            if shown == cursor:
-                return None
-            output = self._output(cursor, shown)
-        cursor.tokens, cursor.chars = shown.tokens, shown.chars
-        cursor.reasoning, cursor.finished = shown.reasoning, shown.finished
-        return output
+        if self._shown == cursor.mark and self._over == cursor.finished:
+            return None
+        with self._reading:
+            with self._lock:
+                mark, over = self._shown, self._over
+            return self._output(cursor, mark, over)
 
     def final(self) -> RequestOutput:
         """The whole answer as one output."""
-        with self._lock:
-            return self._output(Cursor(), self._now())
+        with self._reading:
+            with self._lock:
+                mark, over = self._transcript.mark, self._over
+            return self._output(Cursor(), mark, over)
 
-    def _now(self) -> Cursor:
+    def _output(self, cursor: Cursor, mark: int, over: bool) -> RequestOutput:
+        """What there is up to a mark and was not read before; moves the cursor on."""
         said = self._transcript
-        return Cursor(said.count, len(said.text), len(said.reasoning), self.status.is_finished())
-
-    def _output(self, since: Cursor, upto: Cursor) -> RequestOutput:
-        said = self._transcript
-        text, tokens = said.text[: upto.chars], said.tokens[: upto.tokens]
-        reasoning = said.reasoning[: upto.reasoning]
-        reason = self.status.get_finish_reason() if upto.finished else None
-        return RequestOutput(
+        try:
+            said.read(mark, ended=over)
+        except Exception as error:  # the tokenizer's, say: this request's fault alone
+            over = self._spoilt(error)
+        tokens, text, reasoning = said.tokens[:mark], said.text, said.reasoning
+        count = said.count_at(mark)
+        reason = self.status.get_finish_reason() if over else None
+        output = RequestOutput(
             request_id=self.request.request_id,
-            new_token_ids=tokens[since.tokens :],
-            new_text=text[since.chars :],
+            new_token_ids=tokens[cursor.tokens :],
+            new_text=text[cursor.chars :],
             output_token_ids=tokens,
             output_text=text,
-            finished=upto.finished,
+            finished=over,
             finish_reason="tool_calls" if reason == "stop" and said.tool_calls else reason,
             prompt_tokens=self.prompt_tokens,
-            completion_tokens=upto.tokens,
+            completion_tokens=count,
             cached_tokens=self.cached_tokens,
             mtp_drafts=self.drafts,
             mtp_accepted=self.accepted,
-            logprobs=None if said.logprobs is None else said.logprobs[: upto.tokens],
-            error=self.error if upto.finished else None,
-            new_reasoning=reasoning[since.reasoning :],
+            logprobs=None if said.logprobs is None else said.logprobs[:mark],
+            error=self.error if over else None,
+            new_reasoning=reasoning[cursor.reasoning :],
             reasoning=reasoning,
             tool_calls=list(said.tool_calls),
             timings=self.timings(),
         )
+        cursor.mark, cursor.tokens, cursor.finished = mark, len(tokens), over
+        cursor.chars, cursor.reasoning = len(text), len(reasoning)
+        return output
+
+    def _spoilt(self, error: Exception) -> bool:
+        """End the answer for a fault in making its text, though it had come to its end; True."""
+        if not self.finish(RequestStatus.FINISHED_ERROR, error):
+            with self._lock:
+                if self.error is None and self.status is not RequestStatus.FINISHED_ABORTED:
+                    self.status, self.error = RequestStatus.FINISHED_ERROR, error
+        return True
 
     @property
     def limit(self) -> int:
@@ -270,7 +292,7 @@ class Answer:
             }
 
 
-def _call(wakes: list[Callable[[], None]]) -> None:
+def call_all(wakes: Sequence[Wake]) -> None:
     """Tell listeners; one that fails, or exits, is its own problem, not the engine's."""
     interrupted = False
     for wake in wakes:

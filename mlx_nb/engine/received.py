@@ -17,7 +17,7 @@ __all__ = ["Received"]
 
 
 class Received:
-    """Append-only. Written by the engine thread.
+    """Append-only. Read and written by who holds the answer's reading lock.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ class Received:
         Tokens that the answer may have; the server keeps to it.
     """
 
-    __slots__ = ("_stops", "count", "limit", "reasoning", "text", "tokens", "tool_calls")
+    __slots__ = ("_stops", "count", "limit", "mark", "reasoning", "text", "tokens", "tool_calls")
 
     logprobs: list[TokenLogprob] | None = None
 
@@ -33,6 +33,8 @@ class Received:
         self.limit = limit
         self.tokens: list[int] = []
         self.count = 0
+        self.mark = 0
+        """Pieces so far."""
         self.text = ""
         self.reasoning = ""
         self.tool_calls: list[dict[str, Any]] = []
@@ -40,6 +42,7 @@ class Received:
 
     def write(self, answer: str, reasoning: str, tokens: int) -> bool:
         """Take what comes next; True if it completes a stop string."""
+        self.mark += 1
         self.count += tokens
         self.reasoning += reasoning
         passed, stopped = self._stops.push(answer)
@@ -48,10 +51,16 @@ class Received:
 
     def close(self, tool_calls: Sequence[dict[str, Any]], tokens: int | None) -> None:
         """Take the end as the server tells it; `tokens` is its own count, if it gives one."""
-        self.cut_off()
+        self.read(self.mark, ended=True)
         self.tool_calls += tool_calls
         self.count = self.count if tokens is None else tokens
 
-    def cut_off(self) -> None:
-        """Nothing follows: let through what was held back."""
-        self.text += self._stops.flush()
+    def count_at(self, mark: int) -> int:  # noqa: ARG002 - all that there is may be read
+        """Tokens that were read."""
+        return self.count
+
+    def read(self, mark: int, *, ended: bool) -> bool:  # noqa: ARG002
+        """Let through what was held back, if nothing follows."""
+        if ended:
+            self.text += self._stops.flush()
+        return False

@@ -1,7 +1,8 @@
 """Tokens of one answer to its text, reasoning and tool calls, and where it ends.
 
 This happens here, once, for every backend and every way to read an answer, so that streamed and whole are the
-same. Stop strings apply to the answer, not to the reasoning.
+same. Stop strings apply to the answer, not to the reasoning. Where there are none, tokens alone say where an answer
+ends, and their text is left to whoever reads it.
 """
 
 from __future__ import annotations
@@ -20,22 +21,30 @@ End = Literal["stop", "length"]
 
 
 class Transcript:
-    """Append-only. Written by the engine thread.
+    """Append-only. The engine thread adds tokens; whoever holds the answer's reading lock reads them.
 
     Parameters
     ----------
     limit : int
         Tokens after which the answer ends with "length".
+
+    Attributes
+    ----------
+    eager : bool
+        Whether text may end the answer, so that it is read as it is written: `add` needs the reading lock, too.
+    text, reasoning, tool_calls
+        As far as `read`.
     """
 
     __slots__ = (
-        "_codec", "_detokenizer", "_ends", "_request", "_splitter", "_stops", "_texts", "_tool",
-        "limit", "reasoning", "text", "tokens", "tool_calls",
+        "_closed", "_codec", "_detokenizer", "_ends", "_logprobs", "_read", "_request", "_splitter", "_stops",
+        "_texts", "_tool", "eager", "limit", "reasoning", "text", "tokens", "tool_calls",
     )  # fmt: skip
 
     def __init__(self, request: Request, codec: Codec, limit: int) -> None:
         params = request.params
         self.limit = limit
+        self.eager = bool(params.stop)
         self.tokens: list[int] = []
         self.text = ""
         self.reasoning = ""
@@ -48,8 +57,11 @@ class Transcript:
         self._detokenizer = codec.detokenizer()
         self._splitter = codec.splitter(request.prompt_token_ids, params)
         self._stops = StopFilter(params.stop or ())
+        self._read = 0
+        self._closed = False
         self._tool: str | None = None
         self._texts: TokenTexts | None = None
+        self._logprobs: list[TokenLogprob | None] = []
         if params.logprobs is not None:
             self._texts = TokenTexts(codec, next(reversed(request.prompt_token_ids), None))
 
@@ -59,6 +71,15 @@ class Transcript:
         return len(self.tokens)
 
     @property
+    def mark(self) -> int:
+        """How far it is, for `read`."""
+        return len(self.tokens)
+
+    def count_at(self, mark: int) -> int:
+        """Tokens up to a mark."""
+        return mark
+
+    @property
     def logprobs(self) -> list[TokenLogprob] | None:
         """One a token, if they were asked for; a text is filled in once it is decided what it belongs to."""
         return None if self._texts is None else self._texts.logprobs
@@ -66,37 +87,48 @@ class Transcript:
     def add(self, token_id: int, logprob: TokenLogprob | None) -> End | None:
         """Take the next token; why the answer ends here, if it does."""
         if token_id in self._ends:
-            self._finish()
+            if self.eager:
+                self.read(len(self.tokens), ended=True)
             return "stop"
         self.tokens.append(token_id)
-        if self._texts is not None and logprob is not None:
-            self._texts.add(logprob)
-        if self._push(self._detokenizer.add(token_id)):
-            self._end()
+        if self._texts is not None:
+            self._logprobs.append(logprob)
+        full = len(self.tokens) >= self.limit
+        if self.eager and self.read(len(self.tokens), ended=full):
             return "stop"
-        if len(self.tokens) >= self.limit:
-            return "stop" if self._finish() else "length"
-        return None
+        return "length" if full else None
 
-    def cut_off(self) -> None:
-        """Nothing follows: let through what was held back."""
-        self._finish()
-
-    def _finish(self) -> bool:
-        """Let through what was held back; True if that completes a stop string."""
-        stopped = (
-            self._push(self._detokenizer.finish())
-            or self._take(self._splitter.finish())
-            or self._close_tool()
-        )
-        if not stopped:
-            self._let_through(self._stops.flush())
-        self._end()
+    def read(self, mark: int, *, ended: bool) -> bool:
+        """Bring the text up to a mark, and to its end if the answer has `ended`; True if a stop string did so."""
+        if self._closed:
+            return False
+        stopped = self._advance(mark)
+        if not stopped and ended:
+            stopped = (
+                self._push(self._detokenizer.finish())
+                or self._take(self._splitter.finish())
+                or self._close_tool()
+            )
+            if not stopped:
+                self._let_through(self._stops.flush())
+        if stopped or ended:
+            self._closed = True
+            if self._texts is not None:
+                self._texts.end()
         return stopped
 
-    def _end(self) -> None:
-        if self._texts is not None:
-            self._texts.end()
+    def _advance(self, mark: int) -> bool:
+        if self._texts is None:
+            new, self._read = self.tokens[self._read : mark], mark
+            return bool(new) and self._push(self._detokenizer.add(*new))
+        while self._read < mark:
+            token, logprob = self.tokens[self._read], self._logprobs[self._read]
+            self._read += 1
+            if logprob is not None:
+                self._texts.add(logprob)
+            if self._push(self._detokenizer.add(token)):
+                return True
+        return False
 
     def _push(self, text: str) -> bool:
         """Take text as it is decoded; True if that completes a stop string."""

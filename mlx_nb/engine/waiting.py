@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
+import weakref
+from collections import deque
 from collections.abc import Callable
+from typing import ClassVar
 
 from .answer import Answer
 from .interrupts import interruptible
@@ -44,24 +47,34 @@ def on_thread(register: Register, timeout: float | None = None) -> bool:
     return True
 
 
-class LoopNews:
-    """News of one answer for one consumer on an event loop.
+class _Bell:
+    """Wakes a loop once for all answers that have news: whatever a step brings, it is one call.
 
     Steps closer together than `interval` seconds arrive in one wake-up.
     """
 
-    def __init__(self, answer: Answer, interval: float) -> None:
-        self._answer = answer
-        self._interval = interval
-        self._loop = asyncio.get_running_loop()
-        self._event = asyncio.Event()
-        self._armed = False
-        self._last = 0.0
-        answer.watch(self, self._wake)
+    _bells: ClassVar[weakref.WeakValueDictionary[tuple[int, float], _Bell]] = weakref.WeakValueDictionary()
 
-    def _wake(self) -> None:  # the engine's thread
-        if not self._armed:
-            self._armed = True
+    def __init__(self, loop: asyncio.AbstractEventLoop, interval: float) -> None:
+        self._loop = loop
+        self._interval = interval
+        self._ready: deque[LoopNews] = deque()
+        self._rung = False
+        self._last = 0.0
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop, interval: float) -> _Bell:
+        """The bell of a loop, called on it; there is one as long as anybody listens."""
+        bell = cls._bells.get((id(loop), interval))
+        if bell is None:
+            bell = cls._bells[id(loop), interval] = cls(loop, interval)
+        return bell
+
+    def ring(self, news: LoopNews) -> None:
+        """Have an answer's news delivered; from any thread."""
+        self._ready.append(news)
+        if not self._rung:
+            self._rung = True
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
                 self._loop.call_soon_threadsafe(self._arrive)
 
@@ -73,14 +86,50 @@ class LoopNews:
             self._open()
 
     def _open(self) -> None:
-        self._armed = False
+        self._rung = False  # first: what is added from here on rings again
         self._last = self._loop.time()
-        self._event.set()
+        while self._ready:
+            self._ready.popleft().deliver()
+
+
+class LoopNews:
+    """News of one answer for one consumer on an event loop.
+
+    Steps closer together than `interval` seconds arrive in one wake-up.
+    """
+
+    def __init__(self, answer: Answer, interval: float) -> None:
+        self._answer = answer
+        self._loop = asyncio.get_running_loop()
+        self._bell = _Bell.of(self._loop, interval)
+        self._news = self._rung = False
+        self._waiter: asyncio.Future[None] | None = None
+        answer.watch(self, self._wake)
+
+    def _wake(self) -> None:  # the engine's thread
+        if not self._rung:
+            self._rung = True
+            self._bell.ring(self)
+
+    def deliver(self) -> None:
+        """Let the consumer have the news; on its loop."""
+        self._rung = False
+        self._news = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def wait(self, timeout: float | None) -> None:
         """Wait for news since the last wait; TimeoutError after `timeout` seconds."""
-        await asyncio.wait_for(self._event.wait(), timeout)
-        self._event.clear()
+        if not self._news:
+            self._waiter = self._loop.create_future()
+            try:
+                if timeout is None:
+                    await self._waiter
+                else:
+                    await asyncio.wait_for(self._waiter, timeout)
+            finally:
+                self._waiter = None
+        self._news = False
 
     def close(self) -> None:
         """Stop listening."""

@@ -12,9 +12,9 @@ from models import tiny
 from scripts import by_prompt, for_ever, says, until, wait_until
 
 from mlx_nb import CacheMismatchError, EngineConfig, EngineCore, RequestError, SamplingParams, SchedulerConfig
-from mlx_nb.backends import samplers
 from mlx_nb.backends.batch import BatchBackend
 from mlx_nb.backends.fake import FakeCodec, fake_backend
+from mlx_nb.backends.samplers import RowSampler
 
 LONG = SamplingParams(max_tokens=4000)
 GREEDY = SamplingParams(max_tokens=24, temperature=0)
@@ -120,7 +120,7 @@ def test_a_sampler_that_fails_ends_the_rows_of_its_step(
     start_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, engine = start_model()
-    draw, broken = samplers._draw, threading.Event()
+    draw, broken = RowSampler.__call__, threading.Event()
 
     def failing(*args: Any) -> Any:
         if broken.is_set():
@@ -128,7 +128,7 @@ def test_a_sampler_that_fails_ends_the_rows_of_its_step(
             raise FloatingPointError("the draw")
         return draw(*args)
 
-    monkeypatch.setattr(samplers, "_draw", failing)
+    monkeypatch.setattr(RowSampler, "__call__", failing)
     hot = SamplingParams(max_tokens=1500, temperature=1, ignore_eos=True)
     request_ids = [engine.submit("hot", hot) for _ in range(2)]
     wait_until(lambda: engine.get_stats()["total_completion_tokens"] > 10)
