@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable
 
 from .config import SchedulerConfig
 from .footprint import KVFootprint
@@ -51,6 +50,7 @@ class Scheduler:
         self._waiting: dict[str, Request] = {}
         self._running: dict[str, Request] = {}
         self._lengths: dict[str, int] = {}
+        self._longest = 0  # of the running ones
         self._prefilling: dict[str, int] = {}
         self._preempted: set[str] = set()
         self.paused = False
@@ -80,16 +80,18 @@ class Scheduler:
             del self._waiting[request.request_id]
             self._preempted.discard(request.request_id)
             self._running[request.request_id] = request
-            self._prefilling[request.request_id] = self._lengths[request.request_id]
+            length = self._prefilling[request.request_id] = self._lengths[request.request_id]
+            self._longest = max(self._longest, length)
             admitted.append(request)
         return admitted
 
     def preempt(self) -> list[Request]:
         """Running requests that must make room for the others' next tokens; they count as waiting again."""
         preempted = []
-        while len(self._running) > 1 and not self._in_budget(self._running, growth=1):
+        while len(self._running) > 1 and not self._in_budget(len(self._running), self._longest + 1):
             youngest = max(self._running, key=self._places.__getitem__)
             request = self._running.pop(youngest)
+            self._measure()
             self._prefilling.pop(youngest, None)
             self._preempted.add(youngest)
             self._wait(request)
@@ -106,20 +108,23 @@ class Scheduler:
 
     def grew(self, request_id: str) -> None:
         """Note that a running request is one token longer."""
-        self._lengths[request_id] += 1
+        length = self._lengths[request_id] = self._lengths[request_id] + 1
+        self._longest = max(self._longest, length)
 
     def kv_bytes(self) -> int:
         """Bytes that the running rows take with their next tokens."""
-        return self._footprint.bytes([self._lengths[i] + 1 for i in self._running])
+        return self._footprint.bytes([self._longest + 1] * len(self._running))
 
     def remove(self, request_id: str) -> bool:
         """Forget a request; True if it was running. Unknown ids are ignored."""
         self._waiting.pop(request_id, None)
         self._prefilling.pop(request_id, None)
-        self._lengths.pop(request_id, None)
         self._places.pop(request_id, None)
         self._preempted.discard(request_id)
-        return self._running.pop(request_id, None) is not None
+        ran = self._running.pop(request_id, None) is not None
+        if self._lengths.pop(request_id, 0) == self._longest and ran:
+            self._measure()
+        return ran
 
     def clear(self) -> None:
         """Forget all requests."""
@@ -151,9 +156,11 @@ class Scheduler:
         left = self._config.max_num_batched_tokens - sum(self._prefilling.values())
         if self._prefilling and self._lengths[request.request_id] > left:
             return False
-        return self._in_budget([*self._running, request.request_id], growth=RESERVE)
+        longest = max(self._longest, self._lengths[request.request_id])
+        return self._in_budget(len(self._running) + 1, longest + RESERVE)
 
-    def _in_budget(self, request_ids: Iterable[str], *, growth: int) -> bool:
-        if self._budget is None:
-            return True
-        return self._footprint.bytes([self._lengths[i] + growth for i in request_ids]) <= self._budget
+    def _in_budget(self, rows: int, longest: int) -> bool:
+        return self._budget is None or self._footprint.bytes([longest] * rows) <= self._budget
+
+    def _measure(self) -> None:
+        self._longest = max((self._lengths[i] for i in self._running), default=0)

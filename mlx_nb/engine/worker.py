@@ -218,7 +218,7 @@ class Worker:
         except BaseException as error:
             if self.state == "running":
                 known = isinstance(error, MlxNbError)  # it says what happened
-                log.error("mlx_nb: the engine thread failed (%s)", error, exc_info=not known)
+                log.error("mlx_nb: the engine thread failed (%s)", error, exc_info=not known)  # noqa: TRY400 - a known one says it all
             if error is not self._stopping:  # else loading was given up
                 state, failure = "failed", _detached(error)
         self._end(state, failure)
