@@ -1,7 +1,7 @@
 """Tiny drafters for the tiny models that see, one of each kind, as folders that are loaded by name.
 
-Random ones guess wrongly; the agreeable ones say what their target says, which then is a model that says the same
-for the same last token.
+Random ones guess wrongly; the agreeable ones say what their target says, which then is a model that counts (each
+token is followed by the one after it in the vocabulary) or one that always says token 0.
 """
 
 import atexit
@@ -10,6 +10,7 @@ import json
 import math
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,11 @@ def tiny_pair(drafter: str, *, agreeable: bool = False) -> tuple[Path, Path]:
     target, own = root / "target", root / drafter
     shutil.copytree(tiny_vlm_folder(family_of(drafter)), target)
     if agreeable:
-        _change(target, _echo if drafter in ("heads", "mtp") else _mute)
+        _change(target, _count if drafter in ("heads", "mtp") else _mute)
     config = _config(drafter, _text(target))
     weights = _weights(config)
     if agreeable:
-        (_echo_heads if drafter in ("heads", "mtp") else _mute)(weights)
+        (_count_by_heads if drafter in ("heads", "mtp") else _mute)(weights)
     if drafter == "heads":
         _add_heads(target, weights)
         return target, target
@@ -113,30 +114,39 @@ def _add_heads(target: Path, weights: dict[str, mx.array]) -> None:
     (target / "config.json").write_text(json.dumps(config))
 
 
-def _change(folder: Path, change: Any) -> None:
+def _change(folder: Path, change: Callable[[dict[str, mx.array]], None]) -> None:
     file = str(folder / "model.safetensors")
     weights = dict(mx.load(file))
     change(weights)
     mx.eval(weights)
+    if "language_model.lm_head.weight" in weights:
+        config = json.loads((folder / "config.json").read_text())
+        config["text_config"]["tie_word_embeddings"] = config["tie_word_embeddings"] = False
+        (folder / "config.json").write_text(json.dumps(config))
     mx.save_safetensors(file, weights)
 
 
-def _echo(weights: dict[str, mx.array]) -> None:
-    """Have no layer add anything: what comes next then depends on the last token alone."""
+def _count(weights: dict[str, mx.array]) -> None:
+    """Have no layer add anything, and a head that knows each token by its predecessor's embedding."""
+    _pass_through(weights)
+    embeddings = weights["language_model.model.embed_tokens.weight"]
+    directions = embeddings / mx.linalg.norm(embeddings, axis=1, keepdims=True)
+    weights["language_model.lm_head.weight"] = mx.roll(directions, 1, axis=0)
+    weights["language_model.model.norm.weight"] = mx.ones(embeddings.shape[1])
+
+
+def _count_by_heads(weights: dict[str, mx.array]) -> None:
+    """Go by the last token alone."""
+    _pass_through(weights)
+    size = weights["fc.weight"].shape[0]
+    weights["fc.weight"] = mx.concatenate([mx.eye(size), mx.zeros((size, size))], axis=1)
+    weights["pre_fc_norm_embedding.weight"] = weights["norm.weight"] = mx.ones(size)
+
+
+def _pass_through(weights: dict[str, mx.array]) -> None:
     for name, value in weights.items():
         if "vision" not in name and name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
             weights[name] = mx.zeros_like(value)
-        if name.endswith("model.norm.weight"):  # some of it negative, or each token would follow itself
-            weights[name] = mx.where(mx.arange(value.size) % 3 == 0, -1.0, 1.0)
-
-
-def _echo_heads(weights: dict[str, mx.array]) -> None:
-    """Go by the last token alone, as the target does."""
-    _echo(weights)
-    size = weights["fc.weight"].shape[0]
-    weights["fc.weight"] = mx.concatenate([mx.eye(size), mx.zeros((size, size))], axis=1)
-    weights["pre_fc_norm_embedding.weight"] = mx.ones(size)
-    weights["norm.weight"] = mx.where(mx.arange(size) % 3 == 0, -1.0, 1.0)
 
 
 def _mute(weights: dict[str, mx.array]) -> None:

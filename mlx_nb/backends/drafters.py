@@ -52,17 +52,9 @@ def load_drafter(path: Path, kind: str | None, target: Any, name: str, *, heads:
         raise ModelLoadError(f"drafters of kind {found!r} need a model that mlx-vlm knows: leave it out")
     _require_fit(drafter, found, target, name)
     settle(drafter)
-    draft: Watcher
+    draft = _require_shown(drafter, found, target, name)
     size = int(getattr(drafter.config, "runtime_block_size", None) or drafter.config.block_size)
-    guesses = max(1, size - 1)
-    if found == "dflash":
-        draft = _Blocks(drafter, target)
-    elif callable(getattr(drafter, "accept_verified_tokens", None)):
-        draft, guesses = _Heads(drafter, found, target), min(guesses, _MOST)
-    else:
-        draft, guesses = _Assistant(drafter, target), min(guesses, _MOST)
-    _require_shown(draft, target, name)
-    return draft, guesses
+    return draft, max(1, size - 1) if found == "dflash" else min(max(1, size - 1), _MOST)
 
 
 def _read(path: Path, name: str, *, heads: bool) -> tuple[Any, str]:
@@ -98,17 +90,18 @@ def _require_fit(drafter: Any, kind: str, target: Sighted, name: str) -> None:
         ) from error
 
 
-def _require_shown(draft: Watcher, target: Sighted, name: str) -> None:
-    """Have the target show what the draft wants, and the draft guess by it."""
+def _require_shown(drafter: Any, kind: str, target: Sighted, name: str) -> Watcher:
+    """The drafter as a draft, once the target has shown what it wants, and it has guessed by that."""
     state = target.make_cache()
     tokens = [0, 0]
     try:
+        draft = _as_draft(drafter, kind, target)
         _, hidden = target.reveal(mx.array([tokens]), state, draft.wants)
         if hidden is not None:
             draft.begin()
             draft.see(tokens, hidden, state)
             draft.propose([*tokens, 0], 2)
-            return
+            return draft
     except Exception as error:
         raise ModelLoadError(
             f"{name} doesn't work with the model ({_line(error)}): choose the one that was trained for it"
@@ -117,6 +110,14 @@ def _require_shown(draft: Watcher, target: Sighted, name: str) -> None:
         f"models of type {target.model_type!r} don't show what drafters like {name} go by: leave it out, or choose "
         "another model"
     )
+
+
+def _as_draft(drafter: Any, kind: str, target: Sighted) -> Watcher:
+    if kind == "dflash":
+        return _Blocks(drafter, target)
+    if callable(getattr(drafter, "accept_verified_tokens", None)):
+        return _Heads(drafter, kind, target)
+    return _Assistant(drafter, target)
 
 
 class _Seen:
@@ -206,7 +207,7 @@ class _Assistant:
     def __init__(self, drafter: Any, target: Sighted) -> None:
         self._drafter, self._target = drafter, target.whole_model
         self.wants = _LAST
-        self._kinds = [layer.layer_type for layer in target.layers]
+        self._layers = [layer.layer_type for layer in target.layers]
         self._how = _greedily(drafter)
         self.begin()
 
@@ -229,7 +230,7 @@ class _Assistant:
         if self._hidden is None:
             return []
         # Layers beyond the caches share those of earlier ones: of each kind, the last that has its own.
-        shared = {kind: _in_order(cache) for kind, cache in zip(self._kinds, self._state, strict=False)}
+        shared = {kind: _in_order(cache) for kind, cache in zip(self._layers, self._state, strict=False)}
         place = len(tokens) - 1
         self._drafter.set_shared_kv(shared, place, position=max(place - 1, 0), kv_valid_len=place)
         made = self._drafter.draft_block(
