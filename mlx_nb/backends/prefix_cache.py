@@ -23,7 +23,6 @@ import mlx.core as mx
 from mlx_lm.models.cache import (
     ArraysCache,
     KVCache,
-    PromptTrie,
     QuantizedKVCache,
     can_trim_prompt_cache,
     load_prompt_cache,
@@ -33,16 +32,15 @@ from mlx_lm.models.cache import (
 
 from ..errors import CacheMismatchError
 from .base import CacheStats
+from .keys import Key, Keys
 
 __all__ = ["Look", "PrefixCache", "shortened"]
 
 log = logging.getLogger("mlx_nb")
 
 State = list[Any]
-Key = tuple[int, ...]
 Look = dict[str, mx.array]
 """What was seen in a picture; evaluated arrays that nobody changes."""
-_TRIE = "prefixes"  # PromptTrie keeps one trie per model; ours has one model
 MANIFEST = "prefix_cache.json"
 
 
@@ -74,7 +72,7 @@ class PrefixCache:
         self._entries: dict[Key, State] = {}
         self._looks: dict[str, Look] = {}
         self._order: OrderedDict[Key | str, None] = OrderedDict()  # of both, the least recently used first
-        self._trie = PromptTrie()
+        self._keys = Keys()
         self._holds: Counter[Key] = Counter()
 
     def hold(self, tokens: Sequence[int], *, held: bool) -> None:
@@ -86,11 +84,11 @@ class PrefixCache:
 
     def covers(self, tokens: Sequence[int]) -> int:
         """How many of `tokens` `fetch` would cover."""
-        return self._nearest(list(tokens))[1]
+        return self._nearest(tokens)[1]
 
     def fetch(self, tokens: Sequence[int]) -> tuple[State | None, int]:
         """A copy of the state that covers most of `tokens`, but the last, and how many it covers."""
-        key, covered = self._nearest(list(tokens))
+        key, covered = self._nearest(tokens)
         if key is None:
             self.stats.misses += 1
             return None, 0
@@ -102,17 +100,16 @@ class PrefixCache:
         self.stats.tokens_saved += covered
         return state, covered
 
-    def _nearest(self, tokens: list[int]) -> tuple[Key | None, int]:
+    def _nearest(self, tokens: Sequence[int]) -> tuple[Key | None, int]:
         # One token must be left to feed: its logits are the next step.
-        found = self._trie.search(_TRIE, tokens[:-1])
+        fed = tuple(tokens[:-1])
         best: tuple[Key | None, int] = (None, 0)
-        for covering in (found.exact, found.shorter):
-            if covering and len(covering) > best[1]:
-                best = (tuple(covering), len(covering))
-        if found.longer and found.common_prefix > best[1]:
-            longer = tuple(found.longer)
-            if can_trim_prompt_cache(self._entries[longer]):
-                best = (longer, found.common_prefix)
+        for shorter in self._keys.prefixes(fed):
+            best = (shorter, len(shorter))
+            break
+        for longer, shared in self._keys.alike(fed):
+            if shared > best[1] and can_trim_prompt_cache(self._entries[longer]):
+                best = (longer, shared)
         return best
 
     def store(self, tokens: Sequence[int], state: State) -> bool:
@@ -129,14 +126,12 @@ class PrefixCache:
             self._drop(key)
         self._entries[key] = state
         self._order[key] = None
-        self._trie.add(_TRIE, list(key), key)
         if can_trim_prompt_cache(state):
             # What a longer state covers, it can serve by trimming.
-            for length, _ in self._trie.pop_prefixes(_TRIE, list(key)):
-                if key[:length] in self._holds:
-                    self._trie.add(_TRIE, list(key[:length]), key[:length])
-                else:
-                    self._forget(key[:length])
+            for shorter in list(self._keys.prefixes(key)):
+                if shorter not in self._holds:
+                    self._drop(shorter)
+        self._keys.add(key)
         self.stats.current_bytes += size
         self.shrink(self.stats.max_bytes)
         return True
@@ -194,15 +189,12 @@ class PrefixCache:
         self._entries.clear()
         self._looks.clear()
         self._order.clear()
-        self._trie = PromptTrie()
+        self._keys = Keys()
         self.stats.current_bytes = 0
         self._count()
 
     def _drop(self, key: Key) -> None:
-        self._trie.pop(_TRIE, list(key))
-        self._forget(key)
-
-    def _forget(self, key: Key) -> None:
+        self._keys.remove(key)
         del self._order[key]
         self.stats.current_bytes -= _nbytes(self._entries.pop(key))
         self._count()

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..request import Request
+from .keys import common
 
 __all__ = ["Prompt", "Shared"]
 
@@ -148,12 +149,4 @@ class Shared:
         good = covered + self.least
         if two is one or most < good or one.key[:good] != two.key[:good]:
             return 0
-        step = LEAST
-        while good < most and one.key[good : good + step] == two.key[good : good + step]:
-            good = min(good + step, most)
-            step *= 2
-        while step > 1 and good < most:
-            step //= 2
-            if good + step <= most and one.key[good : good + step] == two.key[good : good + step]:
-                good += step
-        return good
+        return min(most, common(one.key, two.key, good))

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm.generate import BatchGenerator, GenerationBatch, PromptProcessingBatch, StopSequences
-from mlx_lm.models.cache import KVCache, PromptTrie, make_prompt_cache
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 from models import FAMILIES, tiny
 
 from mlx_nb.backends.batch import PREFILL_ALONE
@@ -220,18 +220,6 @@ def test_logprobs_come_before_sampling_and_over_the_whole_vocabulary(generator: 
     for response in tokens:
         assert response.logprobs.ndim == 1
         assert mx.logsumexp(response.logprobs).item() == pytest.approx(0, abs=1e-4)
-
-
-def test_the_trie_finds_what_is_looked_up_in_it() -> None:
-    trie = PromptTrie()
-    trie.add("m", [1, 2, 3, 4], "long")
-    trie.add("m", [1, 2], "short")
-    assert trie.search("m", [1, 2]).exact == [1, 2]
-    found = trie.search("m", [1, 2, 3, 9])
-    assert (found.exact, found.shorter, found.longer, found.common_prefix) == (None, [1, 2], [1, 2, 3, 4], 3)
-    assert trie.pop_prefixes("m", [1, 2, 3, 4]) == [(2, "short")]
-    assert trie.pop("m", [1, 2, 3, 4]) == "long"
-    assert trie.search("m", [1, 2, 3]).longer is None
 
 
 def test_a_window_that_rotated_in_prefill_still_needs_to_be_put_in_order() -> None:
