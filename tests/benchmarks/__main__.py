@@ -41,7 +41,9 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     several = lambda text: tuple(text.split(","))  # noqa: E731
-    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help="all of them if none is named")
+    parser.add_argument(
+        "workloads", nargs="*", metavar="WORKLOAD", help="see below; the usual ones if none is named"
+    )
     parser.add_argument(
         "--contenders", type=several, metavar="A,B", help="only these; floor brings its copy along"
     )
@@ -101,7 +103,7 @@ def _processor() -> str:
 
 def run(read: argparse.Namespace, work: Path) -> int:
     """Run the workloads and report."""
-    names = read.workloads or list(WORKLOADS)
+    names = read.workloads or [name for name, workload in WORKLOADS.items() if workload.usual]
     weights = bool(FOLDER_ONLY & set(read.contenders or FOLDER_ONLY))
     weights |= any(WORKLOADS[name].whole_folder for name in names)
     options = Options(

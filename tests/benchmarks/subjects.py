@@ -15,6 +15,16 @@ from typing import Any
 
 RECIPE = "recipe.json"
 SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rope_theta": 10000.0,
+        "vocab_size": 2048,
+        "tie_word_embeddings": True,
+    },
     "smollm2": {
         "hidden_size": 576,
         "intermediate_size": 1536,
@@ -52,7 +62,7 @@ def make(model: str, folder: Path, dtype: str | None = None, bits: int | None = 
     Parameters
     ----------
     model
-        "demo", a folder, a Hub id; "tiny"; "random:smollm2" or "random:8b".
+        "demo", a folder, a Hub id; "tiny"; "random:" and one of `SHAPES`.
     dtype
         "float32", "bfloat16" or "float16"; the device's own choice if it isn't said.
     bits

@@ -26,6 +26,8 @@ class Ask:
         Seconds after the beginning at which it arrives.
     leaves : float, optional
         Seconds after the beginning at which it is aborted.
+    with_last : bool
+        It is aborted when the last request of the work has ended.
     streams : bool
         Whether each token is wanted as soon as it is made; else only the whole answer.
     """
@@ -34,6 +36,7 @@ class Ask:
     new: int
     at: float = 0.0
     leaves: float | None = None
+    with_last: bool = False
     streams: bool = True
 
     def plain(self) -> dict[str, Any]:

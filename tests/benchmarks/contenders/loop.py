@@ -18,15 +18,24 @@ class Loop(Driver):
         return self._runner.run(self._all(asks))
 
     async def _all(self, asks: list[Ask]) -> list[Answer]:
+        answers = [Answer() for _ in asks]
         began = time.perf_counter()
 
-        async def one(ask: Ask) -> Answer:
+        async def one(ask: Ask, answer: Answer) -> None:
             if ask.at:
                 await asyncio.sleep(ask.at - (time.perf_counter() - began))
-            return await self.one(ask, began)
+            await self.one(ask, answer, began)
 
-        return list(await asyncio.gather(*map(one, asks)))
+        tasks = [asyncio.create_task(one(*pair)) for pair in zip(asks, answers, strict=True)]
+        await asyncio.wait(tasks[-1:])
+        for ask, task in zip(asks, tasks, strict=True):
+            if ask.with_last:
+                task.cancel()
+        for ended in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(ended, Exception):
+                raise ended
+        return answers
 
     @abstractmethod
-    async def one(self, ask: Ask, began: float) -> Answer:
-        """Return the answer to a request that arrives now."""
+    async def one(self, ask: Ask, answer: Answer, began: float) -> None:
+        """Fill in the answer to a request that arrives now, token by token if it is streamed."""

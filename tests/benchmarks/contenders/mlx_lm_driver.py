@@ -63,6 +63,9 @@ class Floor(_MlxLm):
                     if response.finish_reason is not None:
                         answer.end = now
                         del rows[response.uid]
+                if answers[-1].end and any(ask.with_last for ask in asks):
+                    self.generator.remove(list(rows))
+                    rows.clear()
             elif arriving:
                 time.sleep(max(0.0, asks[arriving[0]].at - (time.perf_counter() - began)))
         for answer in answers:

@@ -36,28 +36,21 @@ class Ours(Loop):
         self.engine.engine.launch()
         self.engine.engine.wait_ready()
 
-    async def one(self, ask: Ask, began: float) -> Answer:
-        if not ask.streams and ask.leaves is None:
-            output = await self.engine.generate(ask.prompt.tokens, params(ask))
-            return Answer(
-                output.completion_tokens,
-                time.perf_counter() - began,
-                output.output_token_ids,
-                output.output_text,
-            )
-        request = await self.engine.add_request(ask.prompt.tokens, params(ask))
+    async def one(self, ask: Ask, answer: Answer, began: float) -> None:
         leaving = None
-        if ask.leaves is not None:
-            wait = ask.leaves - (time.perf_counter() - began)
-            leaving = asyncio.get_running_loop().call_later(wait, self.engine.engine.abort, request)
-        answer = Answer()
-        async for output in self.engine.stream_outputs(request):
-            answer.times += [time.perf_counter() - began] * len(output.new_token_ids)
+        if ask.streams:
+            request = await self.engine.add_request(ask.prompt.tokens, params(ask))
+            if ask.leaves is not None:
+                wait = ask.leaves - (time.perf_counter() - began)
+                leaving = asyncio.get_running_loop().call_later(wait, self.engine.engine.abort, request)
+            async for output in self.engine.stream_outputs(request):
+                answer.times += [time.perf_counter() - began] * len(output.new_token_ids)
+        else:
+            output = await self.engine.generate(ask.prompt.tokens, params(ask))
         answer.made, answer.end = output.completion_tokens, time.perf_counter() - began
         answer.ids, answer.text = output.output_token_ids, output.output_text
         if leaving is not None:
             leaving.cancel()
-        return answer
 
     def close(self) -> None:
         self.engine.close()
@@ -75,8 +68,7 @@ class OursSimple(Loop):
         )
         self.engine.prepare_for_start()
 
-    async def one(self, ask: Ask, began: float) -> Answer:
-        answer = Answer()
+    async def one(self, ask: Ask, answer: Answer, began: float) -> None:
         stream = self.engine.stream_generate(
             ask.prompt.tokens, max_tokens=ask.new, temperature=0, ignore_eos=True
         )
@@ -86,7 +78,6 @@ class OursSimple(Loop):
                 answer.times += [time.perf_counter() - began] * count
         answer.made, answer.end = output.completion_tokens, time.perf_counter() - began
         answer.ids, answer.text = output.tokens, output.text
-        return answer
 
     def close(self) -> None:
         self.engine.close()

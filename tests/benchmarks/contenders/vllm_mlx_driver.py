@@ -40,14 +40,15 @@ class Engine(Loop):
         self.engine = AsyncEngineCore(model, tokenizer, config, generation_worker=self._worker)
         await self.engine.__aenter__()
 
-    async def one(self, ask: Ask, began: float) -> Answer:
+    async def one(self, ask: Ask, answer: Answer, began: float) -> None:
         params = SamplingParams(max_tokens=ask.new, temperature=0)
-        if not ask.streams and ask.leaves is None:
+        if not ask.streams:
             output = await self.engine.generate(ask.prompt.tokens, params)
-            ids, text = list(output.output_token_ids), output.output_text
-            return Answer(len(ids), time.perf_counter() - began, ids, text)
+            answer.ids, answer.text = list(output.output_token_ids), output.output_text
+            answer.made, answer.end = len(answer.ids), time.perf_counter() - began
+            return
         request = await self.engine.add_request(ask.prompt.tokens, params)
-        answer = Answer(ids=[], text="")
+        answer.ids = []
         wait = None if ask.leaves is None else max(0.0, ask.leaves - (time.perf_counter() - began))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait):
@@ -56,7 +57,6 @@ class Engine(Loop):
                     answer.times += [now] * (output.completion_tokens - len(answer.times))
                     answer.ids, answer.text = list(output.output_token_ids), output.output_text
         answer.made, answer.end = len(answer.times), time.perf_counter() - began
-        return answer
 
     def close(self) -> None:
         self._runner.run(self.engine.stop())
@@ -76,14 +76,12 @@ class Simple(Loop):
         self.engine = SimpleEngine(str(folder))
         await self.engine.start()
 
-    async def one(self, ask: Ask, began: float) -> Answer:
-        answer = Answer(text="")
+    async def one(self, ask: Ask, answer: Answer, began: float) -> None:
         async for output in self.engine.stream_generate(ask.prompt.text, max_tokens=ask.new, temperature=0):
             now = time.perf_counter() - began
             answer.times += [now] * (output.completion_tokens - len(answer.times))
             answer.text = output.text
         answer.made, answer.end = len(answer.times), time.perf_counter() - began
-        return answer
 
     def close(self) -> None:
         self._runner.run(self.engine.stop())

@@ -15,11 +15,14 @@ class Workload:
     ----------
     whole_folder : bool
         It takes a folder with weights in it: a recipe won't do.
+    usual : bool
+        It is run when no workload is named.
     """
 
     about: str
     measure: Callable[[Options], Outcome]
     whole_folder: bool = False
+    usual: bool = True
 
 
 WORKLOADS = {
@@ -35,6 +38,11 @@ WORKLOADS = {
     "first_token": Workload("a new process: import, load, first token", first_token.measure),
     "overhead": Workload("microseconds a step beyond the bare loop's", scripts.workload(scripts.OVERHEAD)),
     "frames": Workload("a DataFrame's column", scripts.workload(*scripts.FRAMES), whole_folder=True),
-    "simple": Workload("SimpleEngine's short cuts", scripts.workload(scripts.SIMPLE), whole_folder=True),
     "monitor": Workload("what a watched monitor costs", scripts.workload(scripts.MONITOR)),
+    "simple": Workload(
+        "SimpleEngine's short cuts; only when it is named",
+        scripts.workload(scripts.SIMPLE),
+        True,
+        usual=False,
+    ),
 }

@@ -14,8 +14,8 @@ COUNT, QUESTION, NEW = 16, 18, 24
 """Tokens of the question alone; SmolLM2's header has 28 more."""
 USUAL = (FLOOR, "vllm_mlx", "ours", "mlx_lm_server")
 PATTERNS: dict[str, tuple[Callable[[int], float], int]] = {
-    "every 100 ms": (lambda number: 0.1 * number, 6),
-    "two bursts": (lambda number: float(number // 8), 3),
+    "every 100 ms": (lambda number: 0.1 * number, 5),
+    "two bursts": (lambda number: float(number // 8), 2),
 }
 """When each request arrives, and the rounds."""
 BARS = {
@@ -33,11 +33,14 @@ def measure(options: Options) -> Outcome:
     with contest(options, entries, outcome) as (field, prompts):
         for place, (pattern, (arrival, usual)) in enumerate(PATTERNS.items()):
 
-            def work(number: int, arrival: Callable[[int], float] = arrival, place: int = place) -> list[Ask]:
+            def work(
+                number: int, arrival: Callable[[int], float] = arrival, place: int = place, new: int = NEW
+            ) -> list[Ask]:
                 written = prompts("chat", count, QUESTION, seed=1000 * place + number)
-                return [Ask(prompt, NEW, arrival(n)) for n, prompt in enumerate(written)]
+                return [Ask(prompt, new, arrival(n)) for n, prompt in enumerate(written)]
 
-            field.warm(work(-1))
+            if place == 0:
+                field.warm(work(-1, new=4))
             series: dict[str, dict[str, list[float]]] = {figure: {} for figure in BARS}
             for run in field.rounds(options.rounds_or(usual), work):
                 waits = first_tokens(run.asks, run.answers)

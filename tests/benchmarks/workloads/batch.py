@@ -5,6 +5,7 @@ bar take part in the first rounds only.
 """
 
 from collections import Counter
+from statistics import median
 
 from ..bench import Options, Outcome, contest
 from ..table import AGAIN, FLOOR, Bar, Row, compare, single
@@ -12,14 +13,17 @@ from ..work import Answer, Ask, same, tokens_a_second
 
 SIZES = (1, 2, 4, 8, 16, 32)
 PROMPT = 45
-NEW = {1: 32, 2: 32, 4: 24, 8: 16, 16: 16, 32: 16}
-"""Short answers, for more rounds in the same time; 64 from 64 rows on and on a GPU, where they take no time."""
+NEW = {1: 24, 2: 24}
+"""Tokens of an answer, on a CPU and from few rows; short, for more rounds in the same time."""
+NEW_ELSE, NEW_ON_GPU = 16, 64
 USUAL = (FLOOR, "vllm_mlx", "ours", "ours_stream", "batch_generate", "stream_generate", "mlx_lm_server")
 BESIDE = ("ours_simple", "vllm_mlx_simple")
 ALONE = {"stream_generate", "ours_simple", "vllm_mlx_simple"}
 """They run one request at a time."""
-WITH_BARS = {FLOOR, AGAIN, "vllm_mlx", "ours"}
-ROUNDS, FEWER = 12, 3
+WITH_BARS = {FLOOR, "vllm_mlx", "ours"}
+ROUNDS, OF_THE_COPY, FEWER = 12, 6, 2
+FEWER_SIZES = {1, 8}
+"""Sizes of contenders without a bar, on a CPU and unless they are named."""
 
 
 def bars(size: int, gpu: bool) -> list[Bar]:
@@ -42,12 +46,18 @@ def measure(options: Options) -> Outcome:
     with contest(options, entries, outcome) as (field, prompts):
         gpu = any(facts["blas"] == "not needed" for facts in outcome.facts.values())
         for size in sizes:
-            new = options.new or (64 if gpu else NEW.get(size, 64))
-            here = [name for name in field.names if size == 1 or name not in ALONE]
+            new = options.new or (NEW_ON_GPU if gpu else NEW.get(size, NEW_ELSE))
             bars_here = bars(size, gpu)
             pressed = {bar.against for bar in bars_here} | WITH_BARS
+            everybody = gpu or options.contenders or size in FEWER_SIZES
+            here = [
+                name
+                for name in field.names
+                if (size == 1 or name not in ALONE) and (everybody or name in pressed | {AGAIN})
+            ]
             rounds = options.rounds_or(ROUNDS if bars_here else FEWER)
             fewer = {name: min(FEWER, rounds) for name in here if name not in pressed}
+            fewer[AGAIN] = min(OF_THE_COPY, rounds)
 
             def work(number: int, size: int = size, new: int = new) -> list[Ask]:
                 written = prompts("apart", size, PROMPT, seed=1000 * size + number)
@@ -63,7 +73,9 @@ def measure(options: Options) -> Outcome:
                 outcome.samples.append(
                     {"case": size, "contender": run.contender, "round": run.round, "tokens_a_second": speed}
                 )
-            options.say(f"  batch {size}: " + ", ".join(f"{k} {v[-1]:.1f}" for k, v in series.items() if v))
+            options.say(
+                f"  batch {size}: " + ", ".join(f"{k} {median(v):.1f}" for k, v in series.items() if v)
+            )
             outcome.rows += compare("batch", str(size), "tokens/s", series, bars_here)
             outcome.rows += unlike(str(size), answers)
     return outcome

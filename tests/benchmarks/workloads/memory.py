@@ -7,7 +7,7 @@ from ..work import Ask
 
 SIZES, PROMPT, NEW = (1, 8, 16), 45, 32
 BARS = [Bar("ours, no prefix cache", at_most=1.04)]
-ROUNDS = 2
+ROUNDS = 1
 """New processes each time."""
 
 

@@ -1,8 +1,8 @@
 """Four answers that stream while a prompt of 4,000 tokens is prefilled: the gaps between their tokens.
 
 A gap is compared to the time of one prefill chunk of the configured size, which is its share of the time that such a
-prompt takes alone in the same engine. ``ours@128`` and ``ours@512`` have that size; ``ours`` the usual upper bound of
-2,048, which the engine doesn't use up on a slow machine.
+prompt takes alone in the same engine. ``ours@256`` has that size; ``ours`` the usual upper bound of 2,048, which the
+engine doesn't use up on a slow machine.
 """
 
 import statistics
@@ -10,12 +10,12 @@ import statistics
 from ..bench import Options, Outcome, contest
 from ..link import Entry
 from ..table import FLOOR, Bar, compare, single
-from ..work import Ask, first_tokens, gaps, percentile, tokens_a_second
+from ..work import Ask, first_tokens, gaps, percentile
 
 LONG, STREAMS, LATER = 4000, 4, 0.5
-SMALLEST = 64
-"""The smallest chunk there is: a token of each stream goes with one."""
-STEPS = {FLOOR: 2048, "vllm_mlx": 2048, "ours": 2048, "ours@512": 512, "ours@128": 128}
+ENDLESS = 1500
+"""Tokens of an answer that ends when the long prompt has its first token."""
+STEPS = {FLOOR: 2048, "vllm_mlx": 2048, "ours": 2048, "ours@256": 256}
 ROUNDS = 1
 BOUND = 2.0
 
@@ -33,13 +33,13 @@ def measure(options: Options) -> Outcome:
     usual = [name for name in STEPS if name.partition("@")[0] in (options.contenders or STEPS)]
     names = [name for name in usual if name != "vllm_mlx" or options.vllm_python]
     with contest(options, [entry(options, name) for name in names], outcome) as (field, prompts):
-        warm = [Ask(prompt, 16) for prompt in prompts("apart", STREAMS, 45, seed=0)]
-        rate = max(tokens_a_second(run.answers) / STREAMS for run in field.rounds(1, lambda _: warm))
-        new = int(1.5 * rate * LATER + 1.2 * long / SMALLEST) + 16  # enough to stream all the while
+        field.warm([Ask(prompt, 8) for prompt in prompts("apart", STREAMS, 45, seed=0)])
         rounds = options.rounds_or(ROUNDS)
         chunk: dict[str, list[float]] = {name: [] for name in names}
         alone = field.rounds(
-            rounds, lambda n: [Ask(prompt, 1) for prompt in prompts("apart", 1, long, seed=10 + n)]
+            rounds,
+            lambda n: [Ask(prompt, 1) for prompt in prompts("apart", 1, long, seed=10 + n)],
+            [name for name in field.names if name.startswith("ours")],
         )
         for run in alone:
             seconds = first_tokens(run.asks, run.answers)[0]
@@ -48,7 +48,7 @@ def measure(options: Options) -> Outcome:
         def work(number: int) -> list[Ask]:
             short = prompts("apart", STREAMS, 45, seed=20 + number)
             (longer,) = prompts("apart", 1, long, seed=30 + number)
-            return [*(Ask(prompt, new) for prompt in short), Ask(longer, 1, LATER)]
+            return [*(Ask(prompt, ENDLESS, with_last=True) for prompt in short), Ask(longer, 1, LATER)]
 
         series: dict[str, dict[str, list[float]]] = {"gap p50, s": {}, "gap p99, s": {}, "long TTFT, s": {}}
         for run in field.rounds(rounds, work):
@@ -73,7 +73,8 @@ def measure(options: Options) -> Outcome:
         case = f"{long:,} beside {STREAMS}"
         for figure, values in series.items():
             outcome.rows += compare("mixed", case, figure, values)
-        for name, values in series["gap p99, s"].items():
+        for name in filter(chunk.get, names):
+            values = series["gap p99, s"].get(name, [])
             share = statistics.median(
                 value / one for value, one in zip(values, chunk[name], strict=False) if one
             )

@@ -11,7 +11,7 @@ from ..table import Bar, Row, compare, single
 from ..work import Ask, Prompt, first_tokens, tokens_a_second
 
 SHARED, TAIL, TOGETHER, NEW, IN_TURN = 1000, 20, 8, 16, 4
-ROUNDS = 3
+ROUNDS = 2
 TOGETHER_USUAL = ("batch_generate", "vllm_mlx", "ours")
 IN_TURN_USUAL = ("by_hand", "vllm_mlx", "ours", "ours_simple", "mlx_lm_server")
 BARS = [Bar("ours", "batch_generate", at_least=4.0)]
@@ -39,7 +39,7 @@ def measure(options: Options) -> Outcome:
         def work(number: int) -> list[Ask]:
             return [Ask(prompt, NEW, streams=False) for prompt in write(1 + number, TOGETHER)]
 
-        for run in field.rounds(min(rounds, 2), work, list(speeds)):
+        for run in field.rounds(rounds, work, list(speeds), {"vllm_mlx": 1}):
             speeds[run.contender].append(tokens_a_second(run.answers))
             outcome.samples.append(
                 {
