@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,15 +15,15 @@ from .rows import text_objection
 from .scoring import ascore_frame, score_frame
 from .tools import aclassify_frame, aextract_frame, classify_frame, extract_frame
 
-__all__ = ["FrameAccessor", "SeriesAccessor"]
+__all__ = ["DaskAccessor", "FrameAccessor", "SeriesAccessor", "register_dask"]
 
 NAME = "mlx"
 
 
-class _Accessor:
-    """What a DataFrame and a column of texts have in common."""
+class _Answers:
+    """What frames and columns have in common, Dask's included."""
 
-    _data: pd.DataFrame | pd.Series
+    _data: Any
 
     def generate(self, template: str | None = None, **options: Any) -> pd.DataFrame:
         """Answer a prompt for every row, columns as ``{{ name }}``; options as in `mlx_nb.generate_frame`.
@@ -59,6 +60,12 @@ class _Accessor:
     async def aextract(self, schema: Any, template: str | None = None, **options: Any) -> pd.DataFrame:
         """`extract`, awaited."""
         return await aextract_frame(self._data, schema, template, **options)
+
+
+class _Accessor(_Answers):
+    """What a DataFrame and a column of texts have in common."""
+
+    _data: pd.DataFrame | pd.Series
 
     def score(
         self, template: str | None, continuations: Sequence[str] | Column, **options: Any
@@ -100,6 +107,24 @@ class SeriesAccessor(_Accessor):
         self._data = data
 
 
+class DaskAccessor(_Answers):
+    """Prompts over a frame of Dask, or a column of it, on the workers of ``client=`` or of the client in use."""
+
+    def __init__(self, data: Any) -> None:
+        if data.ndim == 1 and (objection := text_objection(data._meta)):
+            raise AttributeError(objection)
+        self._data = data
+
+
+def register_dask() -> None:
+    """Give Dask's frames and columns ``.mlx`` as well; importing this module does if Dask's are there."""
+    from dask.dataframe import DataFrame, Series
+    from dask.dataframe.extensions import register_dataframe_accessor, register_series_accessor
+
+    _register(DataFrame, register_dataframe_accessor, DaskAccessor)
+    _register(Series, register_series_accessor, DaskAccessor)
+
+
 def _register(owner: type, register: Any, accessor: type) -> None:
     known = getattr(owner, NAME, None)
     if getattr(known, "__module__", None) == __name__:
@@ -109,3 +134,5 @@ def _register(owner: type, register: Any, accessor: type) -> None:
 
 _register(pd.DataFrame, pd.api.extensions.register_dataframe_accessor, FrameAccessor)
 _register(pd.Series, pd.api.extensions.register_series_accessor, SeriesAccessor)
+if "dask.dataframe" in sys.modules:
+    register_dask()

@@ -151,7 +151,7 @@ class _OfPandas:
         if isinstance(data, pd.DataFrame) and data.columns.nlevels == 1:
             data = data[self._plan.rows.needed]
         count = self._count(rows, folder)
-        cuts = self._cuts = [rows * number // count for number in range(count + 1)]
+        cuts = self._cuts = [rows * number // max(1, count) for number in range(count + 1)]
         template, options, path = self._ask
         options = {name: value for name, value in options.items() if name not in OF_FRAMES}
         order = Order(new_name(), template, options, path, framed=False)

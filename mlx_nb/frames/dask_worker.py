@@ -27,7 +27,18 @@ from .generate import Call
 from .job import Job, Snapshot
 from .outcome import Outcome
 
-__all__ = ["EnginePlugin", "Order", "Part", "Recipe", "command", "look", "ready", "run_part", "snapshots"]
+__all__ = [
+    "EnginePlugin",
+    "Order",
+    "Part",
+    "Recipe",
+    "command",
+    "look",
+    "ready",
+    "run_part",
+    "snapshots",
+    "stats",
+]
 
 _LEFT = frozenset({"cancelled", "released", "forgotten"})
 """States of a task that nobody waits for any more."""
@@ -204,11 +215,21 @@ class _Process:
             here = [(number, its) for (name, number), its in self._jobs.items() if name == job]
         return {number: its.snapshot() for number, its in here}
 
-    def partitions(self) -> list[Snapshot]:
-        """How far all partitions are that are here."""
+    def stats(self) -> dict[str, Any] | None:
+        """The engine's statistics, and the partitions that are here."""
         with self._lock:
-            here = list(self._jobs.values())
-        return [job.snapshot() for job in here]
+            core, here = self._core, list(self._jobs.values())
+        if core is None:
+            return None
+        info = core.info
+        return {
+            **core.get_stats(),
+            "pid": os.getpid(),
+            "precision": info.precision,
+            "backend": info.backend,
+            "failure": None if core.failure is None else str(core.failure),
+            "partitions": [(each.done, each.total) for each in (job.snapshot() for job in here)],
+        }
 
 
 _process = _Process()
@@ -269,6 +290,11 @@ def command(job: str, action: str) -> list[int]:
 def snapshots(job: str) -> dict[int, Snapshot]:
     """How far a job's partitions are."""
     return _process.snapshots(job)
+
+
+def stats() -> dict[str, Any] | None:
+    """What the engine says of itself, its model, state and failure, and the partitions it has; None without one."""
+    return _process.stats()
 
 
 # -- on the worker's threads ----------------------------------------------------------------------------------------

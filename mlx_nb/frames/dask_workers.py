@@ -104,6 +104,13 @@ class Workers:
                 f"the workers don't have the same {self.model}: bring it to the same version on all"
             )
 
+    def stats(self) -> dict[str, dict[str, Any]]:
+        """The statistics of each worker's engine, by the worker's address; as `EngineCore.get_stats`, and more."""
+        from .dask_worker import stats
+
+        said = self.client.run(stats, on_error="ignore")
+        return {address: what for address, what in said.items() if what is not None}
+
     def stop(self) -> None:
         """Stop the engines, and start none in workers to come."""
         from .dask_worker import EnginePlugin

@@ -68,7 +68,10 @@ class Extension:
             shell.events.register(event, callback)
         if in_kernel(shell):
             watch_cells(self._cells.outside)
-        self._accessor = OnImport("pandas", _register_accessor)
+        self._accessors = [
+            OnImport("pandas", _register_accessor),
+            OnImport("dask.dataframe", _register_dask),
+        ]
         self._displays = Displays(shell)
         self._widget_outputs = WidgetOutputs(shell)
         self._completion = Completion(
@@ -95,7 +98,8 @@ class Extension:
         """Take everything out of the shell again."""
         shell = self._shell
         watch_cells(None)
-        self._accessor.remove()
+        for accessor in self._accessors:
+            accessor.remove()
         self._completion.remove()
         self._displays.remove()
         self._widget_outputs.remove()
@@ -130,6 +134,12 @@ class _StopUnlessReloaded:
 
 def _register_accessor() -> None:
     from ..frames import accessor  # noqa: F401 - importing it registers df.mlx
+
+
+def _register_dask() -> None:
+    from ..frames.accessor import register_dask
+
+    register_dask()
 
 
 def _magics(shell: InteractiveShell) -> MlxMagics:
