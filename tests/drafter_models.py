@@ -16,6 +16,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
+from models import tiny_folder
 from vlm_models import tiny_vlm_folder
 
 KINDS = {"heads": "mtp", "mtp": "mtp", "eagle3": "eagle3", "dflash": "dflash", "assistant": "mtp"}
@@ -48,6 +49,23 @@ def tiny_pair(drafter: str, *, agreeable: bool = False) -> tuple[Path, Path]:
     (own / "config.json").write_text(json.dumps(config))
     mx.save_safetensors(str(own / "model.safetensors"), weights)
     return target, own
+
+
+@functools.cache
+def nemotron_with_heads() -> Path:
+    """A text model that comes with prediction heads."""
+    root = Path(tempfile.mkdtemp(prefix="mlx-nb-tiny-nemotron-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    target = root / "target"
+    shutil.copytree(tiny_folder("nemotron_h"), target)
+    config = json.loads((target / "config.json").read_text())
+    config |= {"mtp_hybrid_override_pattern": ["*"], "num_nextn_predict_layers": 1}
+    (target / "config.json").write_text(json.dumps(config))
+    heads = _weights({"model_type": "nemotron_h_mtp", "text_config": config})
+    mx.save_safetensors(
+        str(target / "model-heads.safetensors"), {f"mtp.{name}": value for name, value in heads.items()}
+    )
+    return target
 
 
 def _text(folder: Path) -> dict[str, Any]:

@@ -18,10 +18,7 @@ from .drafts import Watcher
 from .loader import settle
 from .vision import Sighted
 
-__all__ = ["DRAFTERS", "load_drafter"]
-
-DRAFTERS = ("mtp", "dflash", "eagle3")
-"""Kinds of drafters."""
+__all__ = ["load_drafter"]
 
 _MOST = 4
 """Guesses a step of drafters that make them one after another, unless it is said."""
@@ -35,7 +32,7 @@ def load_drafter(path: Path, kind: str | None, target: Any, name: str, *, heads:
     path
         The drafter's folder; with `heads` the target's own, which may hold prediction heads.
     kind : str, optional
-        One of `DRAFTERS`; None goes by what the folder says.
+        "mtp", "dflash" or "eagle3"; None goes by what the folder says.
     name : str
         The drafter's, for messages.
 
@@ -101,6 +98,7 @@ def _require_shown(drafter: Any, kind: str, target: Sighted, name: str) -> Watch
             draft.begin()
             draft.see(tokens, hidden, state)
             draft.propose([*tokens, 0], 2)
+            draft.begin()
             return draft
     except Exception as error:
         raise ModelLoadError(

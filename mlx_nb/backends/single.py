@@ -192,8 +192,6 @@ class SingleBackend(Resident):
                 stream.scoring, stream.share = Scoring(self._scorer, tokens), wanted
             else:
                 self._fall_back("prompts with images and videos are read whole")
-        if self._draft is not None:
-            self._draft.begin()
 
     def remove(self, request_ids: Sequence[str], *, keep: bool) -> None:
         """Drop the request; with `keep`, its state becomes a prefix."""
@@ -202,16 +200,20 @@ class SingleBackend(Resident):
             return
         if keep and self._prefix is not None and stream.runs is None:
             self._prefix.store(stream.so_far(), stream.state)
-        self._stream = None
         self._sampler.discard(ROW)
-        mx.clear_cache()
+        self._let_go()
 
     def reset(self) -> list[str]:
         """Begin again with nothing; the request that was at work had a part in it."""
-        self._stream = None
         self._sampler = RowSampler()
-        mx.clear_cache()
+        self._let_go()
         return []
+
+    def _let_go(self) -> None:
+        self._stream = None
+        if self._draft is not None:
+            self._draft.begin()
+        mx.clear_cache()
 
     def next(self) -> list[Event]:
         """One prefill chunk, or one step."""

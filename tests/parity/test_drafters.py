@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from drafter_models import KINDS, family_of, tiny_pair
+from drafter_models import KINDS, family_of, nemotron_with_heads, tiny_pair
 from mlx_vlm.models.cache import make_prompt_cache
 from mlx_vlm.speculative.drafters import load_drafter
 from mlx_vlm.speculative.utils import run_speculative_rounds, speculative_prefill_kwargs
@@ -202,6 +202,40 @@ async def test_after_a_picture(drafter: str, simple: Open) -> None:
     prompt = chat(family_of(drafter), "What is it, and what is it for?", images=1)
     output = await same(simple(drafter, plain=True), simple(drafter), prompt, prompt, images=[image])
     assert output.mtp_drafts > 0
+
+
+@pytest.mark.parametrize("drafter", ["mtp", "eagle3", "dflash"])
+async def test_a_model_for_text_alone(drafter: str, simple: Open) -> None:
+    """It is mlx-vlm's with the drafter, and mlx-lm's without."""
+    _, own = tiny_pair(drafter)
+    folder = str(tiny_folder("qwen3_5"))
+    async with SimpleEngine(folder) as plain, SimpleEngine(folder, mllm_draft_model=str(own)) as engine:
+        assert not engine.is_mllm
+        output = await same(plain, engine, "a", PROMPT * 3)
+    assert output.mtp_drafts > 0
+
+
+async def test_the_heads_of_a_text_model() -> None:
+    folder = str(nemotron_with_heads())
+    async with SimpleEngine(folder) as plain, SimpleEngine(folder, mtp=True) as engine:
+        output = await same(plain, engine, "a", PROMPT * 3)
+    assert output.mtp_drafts == output.completion_tokens  # one a step, and all of them wrong
+
+
+async def test_nothing_of_a_request_is_left_in_the_drafter(simple: Open) -> None:
+    """Its answers are as if it were the first, and so are its guesses."""
+    engine = simple("dflash", agreeable=True, enable_cache=False)
+    first = await engine.generate(PROMPT, **GREEDY)
+    stream = engine.stream_generate(PROMPT * 3, max_tokens=1000, temperature=0)
+    async for _ in stream:
+        break
+    await stream.aclose()
+    again = await engine.generate(PROMPT, **GREEDY)
+    assert (again.tokens, again.mtp_drafts, again.mtp_accepted) == (
+        first.tokens,
+        first.mtp_drafts,
+        first.mtp_accepted,
+    )
 
 
 async def test_a_bounded_cache(simple: Open) -> None:
