@@ -37,6 +37,9 @@ WORKLOADS = {
     "memory": Workload("peak memory, with the prefix cache and without", memory.measure),
     "first_token": Workload("a new process: import, load, first token", first_token.measure),
     "overhead": Workload("microseconds a step beyond the bare loop's", scripts.workload(scripts.OVERHEAD)),
+    "sampling": Workload(
+        "what sampling costs at batch 32", scripts.workload(scripts.SAMPLING), whole_folder=True
+    ),
     "frames": Workload("a DataFrame's column", scripts.workload(*scripts.FRAMES), whole_folder=True),
     "monitor": Workload("what a watched monitor costs", scripts.workload(scripts.MONITOR)),
     "simple": Workload(

@@ -65,6 +65,18 @@ OVERHEAD = Script(
     lambda options: [options.rounds_or(12), 50 if options.quick else 200],
     (*map(overhead, (1, 8, 32)), *(overhead(rows, "engine_streamed") for rows in (1, 8, 32))),
 )
+SAMPLING = Script(
+    "sampling",
+    lambda options: [options.folder, options.rounds_or(3), 32, options.new or 16],
+    tuple(
+        Figure(f"kinds.{kind}.ratio", f"batch 32, {words}", "of greedy", bound)
+        for kind, words, bound in (
+            ("top_k", "top-k to 64 and a penalty", 0.85),
+            ("top_p", "top-p and a penalty", 0.65),
+            ("top_p_only", "top-p", 0.65),
+        )
+    ),
+)
 FRAMES = (
     Script(
         "frames_overhead",
