@@ -3,13 +3,18 @@
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from mlx_nb.backends import cpu_blas
 
 cpu_blas.prepare()  # before any test file imports mlx, or the CPU's real models are ten times slower
+
+if TYPE_CHECKING:
+    from mlx_server import MlxServer
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 MAC_BROWSERS = (
@@ -35,3 +40,15 @@ def chromium() -> str:
             pytest.fail(missing)
         pytest.skip(missing)
     return browser
+
+
+@pytest.fixture(scope="session")
+def mlx_server(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[MlxServer]":
+    """mlx_lm.server with a tiny model; a test that kills it starts it again."""
+    from mlx_server import MlxServer
+    from models import tiny_folder
+
+    server = MlxServer(tiny_folder(), tmp_path_factory.mktemp("server"))
+    server.start()
+    yield server
+    server.kill()

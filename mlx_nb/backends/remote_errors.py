@@ -18,7 +18,7 @@ from ..remote import Key
 __all__ = ["Cut", "Trouble", "pause", "trouble_of"]
 
 _PASSING = {408, 409, 425, 429}
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 20.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
 
 
 class Cut(Exception):

@@ -92,6 +92,14 @@ class _Scoring(Call):
         super().__init__(data, template, also=also, **options)
         self.form = _Form(self._texts, per)
 
+    def check(self) -> None:
+        """Refuse a server. The model must be there."""
+        if self.core.info.remote:
+            raise RequestError(
+                "a server doesn't tell how likely a given answer is: use an engine of this process"
+            )
+        super().check()
+
     def ask(self, cells: Cells, sample: int = 0) -> Ask:
         """What a row asks with one of its continuations."""
         from ..backends.forcing import forced
@@ -128,10 +136,7 @@ def _text(cell: Any) -> str:
 
 def _divided(core: EngineCore, prompt: Prompt, continuation: str) -> tuple[list[int], list[int]]:
     """Prompt and continuation as tokens. Of raw text the whole is divided: a token may reach over the border."""
-    if isinstance(prompt, Chat):
-        raise RequestError(
-            "a server doesn't tell how likely a given answer is: use an engine of this process"
-        )
+    assert not isinstance(prompt, Chat)  # see `check`
     encode = core.codec.encode
     if isinstance(prompt, str):
         whole, alone = encode(prompt + continuation), encode(prompt)
