@@ -6,6 +6,7 @@ from textwrap import dedent
 
 import pandas as pd
 import pytest
+import shells
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -16,14 +17,12 @@ from .conftest import Adopt, prompt_of
 def shell(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[InteractiveShell]:
     """Return a shell with the extension and a DataFrame `df` in it."""
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance()
+    shell = shells.begin()
     shell.run_line_magic("load_ext", "mlx_nb")
     shell.user_ns["df"] = pd.DataFrame({"text": ["a", None, "fail"], "n": [1, 2, 3]}, index=[4, 4, 5])
     yield shell
     shell.run_line_magic("unload_ext", "mlx_nb")
-    shell.history_manager.end_session()
-    InteractiveShell.clear_instance()
+    shells.end(shell)
 
 
 def batch(shell: InteractiveShell, line: str, cell: str = "{{ text }}\n") -> pd.DataFrame | None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import shells
 from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
 
 from mlx_nb import AsyncEngineCore, EngineConfig, EngineCore, ModelLoadError
 from mlx_nb.backends.fake import fake_backend
@@ -28,16 +28,12 @@ class Ran:
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
     """An IPython shell that has run ``%load_ext mlx_nb``; its engines end with it."""
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    config = Config()
-    config.HistoryManager.enabled = False
-    config.InteractiveShell.colors = "nocolor"
-    InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance(config=config)
+    shell = shells.begin()
     shell.run_line_magic("load_ext", "mlx_nb")
     yield shell
     shell.run_line_magic("unload_ext", "mlx_nb")
     default_session().stop_all(5)
-    InteractiveShell.clear_instance()
+    shells.end(shell)
 
 
 @pytest.fixture
