@@ -94,7 +94,7 @@ class BatchBackend(Resident):
         self._shifts: dict[int, int] = {}
         self._looking: deque[Looking] = deque()
         self._look_size = ChunkSize(scheduler.prefill_step_size)
-        self._shared = Shared(trimmable=self._trimmable)
+        self._shared = Shared(len(self._blank()), trimmable=self._trimmable)
         self._generator = self._make_generator(self._sampler)
 
     def _make_generator(self, sampler: RowSampler) -> Generator:
@@ -222,6 +222,7 @@ class BatchBackend(Resident):
         """One decode step and at most one prefill chunk."""
         events = self._enter_ready()
         prompts, tokens = self._generator.next()
+        self._shared.pace(self._generator.speed)
         for response in prompts:
             row = self._rows[response.uid]
             done, total = (row.before + count for count in response.progress)

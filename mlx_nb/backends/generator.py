@@ -132,6 +132,8 @@ class Generator(BatchGenerator):
     """
 
     prefill_step_size: int
+    speed = 0.0
+    """Tokens a second of the last prefill chunk that was long enough to tell."""
     adapts = True
     """Whether prefill chunks are sized by the time they take."""
 
@@ -256,7 +258,8 @@ class Generator(BatchGenerator):
         smallest = max(1, SMALLEST_CHUNK // rows)
         if tokens < SMALLEST_CHUNK // 2 or seconds <= 0:  # the end of a prompt, which tells nothing
             return
-        ideal = int(tokens / seconds * CHUNK_S / rows)
+        self.speed = tokens / seconds
+        ideal = int(self.speed * CHUNK_S / rows)
         now = self.prefill_step_size
         self.prefill_step_size = min(max(ideal, now // 2, smallest), 2 * now, self._chunk)
 

@@ -17,8 +17,8 @@ __all__ = ["Prompt", "Shared"]
 
 LEAST = 16
 """Tokens that a prompt must get from another one: for fewer, one isn't worth the copy of a state."""
-COPY_S = 0.005
-"""Seconds that such a copy takes, and the pass of the model that a prompt which waits isn't in."""
+COPY_S = 0.0002
+"""Seconds a layer that such a copy takes."""
 TAIL = 64
 """Tokens of a prompt behind what others wait for, from which on it stops there; for fewer a pass takes as long."""
 
@@ -28,7 +28,7 @@ class Prompt:
     """A request in the backend, with the tokens it had `made` before.
 
     The state of its first `done` tokens is there; it stops at the `cuts`, where its state is stored for others.
-    While it waits, it is for the first `place` tokens of its `lead`.
+    While it waits, it is for the first `place` tokens of its `lead`; it has `waited` for so many already.
     """
 
     request: Request
@@ -40,6 +40,7 @@ class Prompt:
     cuts: set[int] = field(default_factory=set)
     lead: Prompt | None = None
     place: int = 0
+    waited: int = 0
 
 
 class Shared:
@@ -47,17 +48,20 @@ class Shared:
 
     Parameters
     ----------
+    layers : int
+        Of a state.
     trimmable : bool
         Whether a state can be cut back; one that can't is of use only at a cut.
 
     Attributes
     ----------
     least : int
-        Tokens that it must be worth.
+        Tokens that a prompt must get from another one.
     """
 
-    def __init__(self, *, trimmable: bool) -> None:
+    def __init__(self, layers: int, *, trimmable: bool) -> None:
         self.least = LEAST
+        self._layers = layers
         self._trimmable = trimmable
         self._prompts: dict[str, Prompt] = {}
         self._waiting: dict[str, Prompt] = {}
@@ -71,6 +75,10 @@ class Shared:
         self._prompts[request.request_id] = prompt
         return prompt
 
+    def pace(self, speed: float) -> None:
+        """Take note of the tokens that are prefilled in a second: the faster, the less a few of them are worth."""
+        self.least = max(LEAST, int(speed * COPY_S * self._layers))
+
     def source(self, prompt: Prompt, covered: int) -> tuple[Prompt, int] | None:
         """A prompt whose state covers enough more than what is stored, and how many tokens."""
         if not self._trimmable:
@@ -83,6 +91,7 @@ class Shared:
 
     def wait(self, prompt: Prompt, covered: int) -> bool:
         """Have a prompt wait for one that will come to cover enough more, if there is any."""
+        covered = max(covered, prompt.waited)  # it may have been evicted: don't wait for the same again
         for other in self._prompts.values():
             if not other.joined and other.number >= prompt.number:
                 continue
@@ -123,6 +132,8 @@ class Shared:
         ]
         for prompt in ready:
             del self._waiting[prompt.request.request_id]
+            if prompt.lead is not None and prompt.lead.done >= prompt.place:
+                prompt.waited = prompt.place
             prompt.lead = None
         return sorted(ready, key=lambda prompt: prompt.number)
 

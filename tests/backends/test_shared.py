@@ -275,6 +275,15 @@ def test_a_preempted_prompt_shares_its_answer_too() -> None:
     assert (batch.cached["s0"], batch.cached["s1"]) == (209, 209)
 
 
+def test_what_was_evicted_is_not_waited_for_again() -> None:
+    batch = Batch("qwen3_5")
+    batch.insert(alike(3))
+    batch.until("r0", len(HEAD))
+    batch.backend.clear_prefix_cache()
+    batch.step()
+    assert batch.done["r1"] == batch.done["r2"] > 0
+
+
 def test_short_beginnings_are_not_waited_for() -> None:
     batch = Batch()
     batch.insert({f"r{i}": HEAD[:8] + tokens_of(20, i) for i in range(3)})
