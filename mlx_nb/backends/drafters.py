@@ -17,6 +17,7 @@ from ..errors import ModelLoadError
 from .drafts import Watcher
 from .loader import settle
 from .vision import Sighted
+from .vision_files import require_trust
 
 __all__ = ["load_drafter"]
 
@@ -24,7 +25,9 @@ _MOST = 4
 """Guesses a step of drafters that make them one after another, unless it is said."""
 
 
-def load_drafter(path: Path, kind: str | None, target: Any, name: str, *, heads: bool) -> tuple[Watcher, int]:
+def load_drafter(
+    path: Path, kind: str | None, target: Any, name: str, *, heads: bool, trust_remote_code: bool
+) -> tuple[Watcher, int]:
     """A drafter for a target, and the guesses a step that it was trained for.
 
     Parameters
@@ -42,7 +45,7 @@ def load_drafter(path: Path, kind: str | None, target: Any, name: str, *, heads:
         For a folder that is no drafter, or none of that kind or for that target; and for a target that doesn't show
         what it computes.
     """
-    drafter, found = _read(path, name, heads=heads)
+    drafter, found = _read(path, name, heads, trust_remote_code)
     if kind not in (None, found):
         raise ModelLoadError(f"{name} is a drafter of kind {found!r}, not {kind!r}: say so, or leave it out")
     if not isinstance(target, Sighted):
@@ -54,7 +57,7 @@ def load_drafter(path: Path, kind: str | None, target: Any, name: str, *, heads:
     return draft, max(1, size - 1) if found == "dflash" else min(max(1, size - 1), _MOST)
 
 
-def _read(path: Path, name: str, *, heads: bool) -> tuple[Any, str]:
+def _read(path: Path, name: str, heads: bool, trust_remote_code: bool) -> tuple[Any, str]:
     from mlx_vlm.speculative.drafters import load_drafter as load
     from mlx_vlm.speculative.drafters.mtp_split import detect_mtp_splitter
 
@@ -64,7 +67,10 @@ def _read(path: Path, name: str, *, heads: bool) -> tuple[Any, str]:
             "leave mtp out, or give a drafter"
         )
     try:
+        require_trust(path, trust_remote_code)
         drafter, kind = load(str(path), lazy=True)
+    except ModelLoadError:
+        raise
     except Exception as error:
         raise ModelLoadError(
             f"{name} can't be loaded as a drafter ({_line(error)}): choose one that was trained for the model"

@@ -136,7 +136,8 @@ class Pretrained:
         heads = source == self._source
         path = target.path if heads else sources.fetch(source, on_progress)
         kind = None if speculation.kind == "drafter" else speculation.kind
-        return load_drafter(path, kind, target.model, source.name, heads=heads)
+        trust = self._trust_remote_code
+        return load_drafter(path, kind, target.model, source.name, heads=heads, trust_remote_code=trust)
 
     def _helper(self, name: str, target: LoadedModel, on_progress: Callable[[LoadProgress], None]) -> Any:
         """A smaller model that reads the target's tokens; the target itself if it is the same."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import ModelLoadError
 
-__all__ = ["read_revealing_model", "read_vision_model", "sees"]
+__all__ = ["read_revealing_model", "read_vision_model", "require_trust", "sees"]
 
 _SEEING = ("vision", "visual", "image", "patch")
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
@@ -44,6 +44,7 @@ def read_vision_model(path: Path, trust_remote_code: bool) -> tuple[Any, Any]:
     """
     from mlx_vlm.utils import load
 
+    require_trust(path, trust_remote_code)
     model, processor = _read(path, lambda: load(str(path), lazy=True, trust_remote_code=trust_remote_code))
     return model, processor
 
@@ -58,7 +59,16 @@ def read_revealing_model(path: Path, trust_remote_code: bool) -> Any:
     """
     from mlx_vlm.utils import load_model
 
+    require_trust(path, trust_remote_code)
     return _read(path, lambda: load_model(path, lazy=True, trust_remote_code=trust_remote_code))
+
+
+def require_trust(path: Path, trust_remote_code: bool) -> None:
+    """Refuse a folder whose own Python file mlx-vlm would run without being asked to."""
+    if not trust_remote_code and "model_file" in json.loads((path / "config.json").read_text("utf-8")):
+        raise ModelLoadError(
+            f"{path} runs Python code of its own: load it with trust_remote_code=True if you trust it."
+        )
 
 
 def _read(path: Path, read: Callable[[], Any]) -> Any:

@@ -1,7 +1,9 @@
 """A trained drafter decides how fast SimpleEngine answers, and never what."""
 
 import json
+import shutil
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -271,6 +273,26 @@ async def test_what_does_not_fit_is_refused_in_one_line() -> None:
         )
     _, assistant = tiny_pair("assistant")
     assert "doesn't" in await refusal(target, mllm_draft_model=str(assistant))
+
+
+async def test_no_code_of_a_folder_runs_unless_it_is_trusted(tmp_path: Path) -> None:
+    target, own = tiny_pair("mtp")
+    for folder, options in ((target, {}), (own, {"mllm_draft_model": str(tmp_path / "copy")})):
+        copy = tmp_path / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(folder, copy)
+        config = json.loads((copy / "config.json").read_text())
+        (copy / "config.json").write_text(json.dumps({**config, "model_file": "code.py"}))
+        (copy / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+        model = copy if folder == target else target
+        assert "trust_remote_code=True" in await refusal(model, **options)
+    assert not (tmp_path / "ran").exists()
+
+
+async def test_a_folder_without_a_configuration_is_refused_in_one_line(tmp_path: Path) -> None:
+    target, own = tiny_pair("mtp")
+    shutil.copy(own / "model.safetensors", tmp_path)
+    assert "config.json" in await refusal(target, mllm_draft_model=str(tmp_path))
 
 
 @pytest.mark.parametrize(
