@@ -128,8 +128,8 @@ class Speculation:
         A smaller language model of the same vocabulary; the text so far; or a drafter that was trained for the model,
         of whatever kind or of this one.
     model : str, optional
-        The smaller model or the drafter: Hub id, folder, alias. Not for "prompt_lookup". For "mtp" the model itself
-        means the heads that it comes with.
+        The smaller model or the drafter: Hub id, folder, alias. Not for "prompt_lookup". "mtp" without one goes by
+        the prediction heads that the model comes with.
     tokens : int, optional
         Guesses a step; None leaves it to the kind.
     """
@@ -142,7 +142,8 @@ class Speculation:
         choice("kind", self.kind, ("model", "prompt_lookup", *DRAFTERS))
         if self.kind == "prompt_lookup" and self.model is not None:
             raise ValueError("prompt_lookup needs no draft model: leave it out")
-        if self.kind != "prompt_lookup" and not (isinstance(self.model, str) and self.model):
+        alone = self.kind in ("prompt_lookup", "mtp") and self.model is None
+        if not alone and not (isinstance(self.model, str) and self.model):
             raise ValueError(f"draft kind {self.kind!r} needs a draft model, got {self.model!r}")
         if self.tokens is not None:
             integer("draft tokens", self.tokens, low=1, high=64)

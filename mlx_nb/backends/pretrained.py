@@ -127,12 +127,12 @@ class Pretrained:
 
         if speculation.kind == "prompt_lookup":
             return PromptLookup(), DRAFT_TOKENS
-        assert speculation.model is not None
-        if not speculation.trained:
+        if speculation.kind == "model":
+            assert speculation.model is not None
             return ModelDraft(self._helper(speculation.model, target, on_progress)), DRAFT_TOKENS
         from .drafters import load_drafter
 
-        source = sources.resolve(speculation.model)
+        source = self._source if speculation.model is None else sources.resolve(speculation.model)
         heads = source == self._source
         path = target.path if heads else sources.fetch(source, on_progress)
         kind = None if speculation.kind == "drafter" else speculation.kind

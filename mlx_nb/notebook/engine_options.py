@@ -36,8 +36,14 @@ _ENGINE_FIELDS = (
 )
 
 _SINGLE = (
-    Option("--draft-model", "a smaller model of the same vocabulary that guesses ahead", "MODEL"),
-    Option("--draft-kind", "prompt_lookup guesses from the text so far", "KIND"),
+    Option(
+        "--draft-model", "a smaller model of the same vocabulary that guesses ahead, or a drafter", "MODEL"
+    ),
+    Option(
+        "--draft-kind",
+        "prompt_lookup: the text so far; mtp: the model's own heads; drafter: what was trained for it",
+        "KIND",
+    ),
     Option("--draft-tokens", "guesses a step", "N", int),
     Option(
         "--specprefill-draft-model", "a smaller model that chooses what of a long prompt is read", "MODEL"

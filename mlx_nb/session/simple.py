@@ -108,7 +108,7 @@ class SimpleEngine:
         self._sparsely = specprefill_enabled
         speculations = [
             _speculation(draft_kind, draft_model, num_draft_tokens),
-            Speculation("mtp", model_name, mtp_num_draft_tokens) if mtp else None,
+            Speculation("mtp", None, mtp_num_draft_tokens) if mtp else None,
             _drafter(mllm_draft_kind, mllm_draft_model, mllm_draft_block_size),
         ]
         wanted = [each for each in speculations if each is not None]

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from models import tiny_folder
+from vlm_models import tiny_vlm_folder
 
 from mlx_nb import SingleStream, SparsePrefill, Speculation
 from mlx_nb.session.session import default_session
@@ -46,7 +47,7 @@ def test_a_bounded_cache_reaches_the_engine(run: Any, models: dict[str, Any]) ->
         ("--simple --draft-tokens 3", "--draft-tokens goes with --draft-model or --draft-kind"),
         ("--simple --specprefill-keep-pct 1", "--specprefill-keep-pct goes with --specprefill-draft-model"),
         ("--simple --draft-kind oracle", "kind must be one of"),
-        ("--simple --draft-kind mtp", "draft kind 'mtp' needs a draft model"),
+        ("--simple --draft-kind drafter", "draft kind 'drafter' needs a draft model"),
         (
             "--simple --specprefill-draft-model demo --specprefill-keep-pct 0",
             "specprefill_keep_pct must be above 0",
@@ -73,5 +74,31 @@ def test_every_magic_works_over_it(run: Any) -> None:
         stats = default_session().get().core.get_stats()
         assert stats["max_running"] == 1
         assert stats["mtp"]["enabled"]
+    finally:
+        run("%mlx_engine stop")
+
+
+def test_every_magic_of_images_works_over_it(run: Any) -> None:
+    run(f"%mlx_engine start '{tiny_vlm_folder('qwen2_vl')}' --simple --draft-kind prompt_lookup")
+    try:
+        run("import PIL.Image; photo, other = (PIL.Image.new('RGB', (56, 84), c) for c in ('red', 'blue'))")
+        run("frames = [photo, other]")
+        cells = [
+            "%%mlx_generate -i photo -t 0 -n 6 -o one\nWhat is it?",
+            "%%mlx_generate -i other -t 0 -n 6 -o two\nWhat is it?",
+            "%%mlx_generate --video frames -t 0 -n 6\nWhat happens?",
+            "%%mlx_generate -t 0 -n 6\nWhat is it?",
+            "%%mlx_chat talk -i photo -n 6 -t 0\nWhat is it?",
+            "%%mlx_chat talk -n 6 -t 0\nAnd now?",
+            "import pandas as pd; df = pd.DataFrame({'photo': [photo, other, None]}, dtype=object)",
+            "%%mlx_batch df --images photo -o result -n 6 -t 0\nWhat is it?",
+            "assert one.text != two.text",
+            "assert list(result['text'][:2]) == [one.text, two.text]",
+        ]
+        for cell in cells:
+            assert run(cell).error is None, cell
+        stats = default_session().get().core.get_stats()
+        assert (stats["max_running"], stats["specprefill"]["enabled"]) == (1, False)
+        assert default_session().get().core.info.takes_videos
     finally:
         run("%mlx_engine stop")
