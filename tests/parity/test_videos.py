@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from vlm_models import chat, tiny_vlm, tiny_vlm_folder
 
-from mlx_nb import EngineCore, SamplingParams
+from mlx_nb import EngineConfig, EngineCore, SamplingParams, SchedulerConfig, SingleStream
 from mlx_nb.backends.pretrained import Pretrained
 from mlx_nb.errors import RequestError
 from mlx_nb.prompts.media import load_video
@@ -50,9 +50,12 @@ def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
-def engine(family: str) -> Iterator[EngineCore]:
-    running = EngineCore(None, None, backend=Pretrained(str(tiny_vlm_folder(family))))
+@pytest.fixture(params=["batch", "single"])
+def engine(family: str, request: pytest.FixtureRequest) -> Iterator[EngineCore]:
+    """Each kind of engine."""
+    single = SingleStream() if request.param == "single" else None
+    config = EngineConfig(scheduler_config=SchedulerConfig(max_num_seqs=1 if single else 256))
+    running = EngineCore(None, None, config, backend=Pretrained(str(tiny_vlm_folder(family)), single=single))
     running.launch()
     running.wait_ready()
     yield running

@@ -1,5 +1,6 @@
 """Images in questions and conversations: what the model is shown, what is kept, and files."""
 
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from mlx_nb.prompts.media import load_image
 from mlx_nb.request import Request
 
 RED, BLUE = (PIL.Image.new("RGB", (8, 4), colour) for colour in ("red", "blue"))
+URL = f"data:image/png;base64,{base64.b64encode(load_image(RED).thumbnail_png(8)).decode()}"
 LOOK = {"type": "text", "text": "Look"}
 
 
@@ -65,6 +67,8 @@ async def test_awaited_it_is_the_same() -> None:
     [
         ([{"type": "image", "image": RED}, LOOK], None),
         ([{"type": "image"}, LOOK], [RED]),
+        ([{"type": "image_url", "image_url": {"url": URL}}, LOOK], None),
+        ([{"type": "image_url", "image_url": URL}, LOOK], None),
         ("Look", [RED]),
     ],
 )
