@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import importlib.metadata
 import json
 import logging
 import os
@@ -430,9 +429,11 @@ def _context_length(config: dict[str, Any]) -> int | None:
 
 def device_name() -> str:
     """MLX's version and device, for people."""
+    from importlib import metadata
+
     import mlx.core as mx
 
-    version = f"MLX {importlib.metadata.version('mlx')}"
+    version = f"MLX {metadata.version('mlx')}"
     if not half_precision_is_emulated():
         return f"{version}, {'Metal' if mx.metal.is_available() else 'CUDA'}"
     return f"{version}, CPU + OpenBLAS" if cpu_blas.prepare().status == "loaded" else f"{version}, CPU"
