@@ -153,7 +153,7 @@ def test_a_template_that_changes_on_the_way_is_found_again(start: Start) -> None
 
 def test_short_beginnings_are_not_worth_it(start: Start) -> None:
     core = start()
-    run_job(core, [SHARED[: LEAST // 2] + tail(i) for i in range(30)], PARAMS.but(max_tokens=1))
+    run_job(core, [SHARED[: LEAST // 4] + tail(i) for i in range(30)], PARAMS.but(max_tokens=1))
 
     assert core.get_cache_stats()["entry_count"] == 0
 
