@@ -22,6 +22,7 @@ export interface EngineBand {
   command: string;
   can_restart: boolean;
   notice: string | null;
+  workers: boolean;
 }
 
 export interface LoadBand {

@@ -25,6 +25,29 @@ const engine = (changes: Partial<MonitorTraits["engine"]>) =>
 const inState = (state: MonitorState) =>
   model.set({ engine: { ...fixture.traits.engine, state }, rows: [], progress: [] });
 
+describe("workers of a cluster", () => {
+  test("a row each, named as what they are, without an Abort", () => {
+    model.set({
+      engine: { ...fixture.traits.engine, workers: true },
+      rows: [
+        { id: "127.0.0.1:40001", prompt: "2 partitions, 8 running" },
+        { id: "127.0.0.1:40002", prompt: "nothing" },
+      ],
+      progress: [
+        { phase: "decode", done: 40, total: 200, rate: 91.5, elapsed: 61, cached: 12 },
+        { phase: "waiting", done: 0, total: 0, rate: null, elapsed: 61, cached: 0 },
+      ],
+    });
+    expect([...el.querySelectorAll("thead th")].map((cell) => cell.textContent)).toEqual([
+      "Worker", "Rows", "tok/s", "Up", "Cached tok", "At work on", "Action",
+    ]);
+    expect(ids()).toEqual(["127.0.0.1:40001", "127.0.0.1:40002"]);
+    expect([...el.querySelectorAll("td.phase div")].map((cell) => cell.textContent)).toEqual(["Running40 / 200", "Idle"]);
+    expect(el.querySelector("tbody button")).toBeNull();
+    expect(one(".list").getAttribute("aria-label")).toBe("Workers");
+  });
+});
+
 describe("rendering", () => {
   test("head, rates, counts and slots", () => {
     expect(one(".monitor").dataset.state).toBe("running");
@@ -216,6 +239,7 @@ describe("escaping", () => {
         command: evil,
         can_restart: true,
         notice: evil,
+        workers: false,
       },
       rows: fixture.traits.rows.map((row) => ({ id: row.id + evil, prompt: evil })),
     });

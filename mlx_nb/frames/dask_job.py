@@ -256,19 +256,21 @@ class Poll(Generic[T]):
     def __init__(self, client: Any, function: Callable[..., T], *arguments: Any) -> None:
         self._client, self._function, self._arguments = client, function, arguments
         self._lock = threading.Lock()
-        self._said: dict[str, T] = {}
+        self._said: dict[str, T] | None = None
         self._read = 0.0
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
 
     def latest(self) -> dict[str, T]:
-        """What they said last, by address; those that said nothing are left out."""
+        """What they said last, by address; those that said nothing are left out. The first time it asks itself."""
+        if self._said is None and not self._closed.is_set():
+            self._ask()
         with self._lock:
             self._read = time.monotonic()
             if self._thread is None and not self._closed.is_set():
                 self._thread = threading.Thread(target=self._go_on, name="mlx_nb workers", daemon=True)
                 self._thread.start()
-            return self._said
+            return self._said or {}
 
     def close(self) -> None:
         """Ask no more."""
@@ -280,12 +282,14 @@ class Poll(Generic[T]):
                 if time.monotonic() - self._read > UNWATCHED_S:
                     self._thread = None
                     return
-            try:
-                said = self._client.run(self._function, *self._arguments, on_error="ignore") or {}
-            except Exception:  # the scheduler may be away for a moment
-                said = {}
-            self._said = said
+            self._ask()
             self._closed.wait(LOOK_S)
+
+    def _ask(self) -> None:
+        try:
+            self._said = self._client.run(self._function, *self._arguments, on_error="ignore") or {}
+        except Exception:  # the scheduler may be away for a moment
+            self._said = {}
 
 
 def new_name() -> str:

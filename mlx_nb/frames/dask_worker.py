@@ -215,6 +215,11 @@ class _Process:
             here = [(number, its) for (name, number), its in self._jobs.items() if name == job]
         return {number: its.snapshot() for number, its in here}
 
+    def order(self, action: str) -> None:
+        """Call a method of the engine, if there is one."""
+        if (core := self._core) is not None:
+            getattr(core, action)()
+
     def stats(self) -> dict[str, Any] | None:
         """The engine's statistics, and the partitions that are here."""
         with self._lock:
@@ -227,6 +232,7 @@ class _Process:
             "pid": os.getpid(),
             "precision": info.precision,
             "backend": info.backend,
+            "cache": core.get_cache_stats(),
             "failure": None if core.failure is None else str(core.failure),
             "partitions": [(each.done, each.total) for each in (job.snapshot() for job in here)],
         }
@@ -277,6 +283,11 @@ async def ready() -> str | Exception:
     except Exception as error:
         return error if isinstance(error, MlxNbError) else MlxNbError(f"{type(error).__name__}: {error}")
     return core.info.fingerprint
+
+
+def order_engine(action: str) -> None:
+    """Have the engine do something that takes no time: pause, resume, abort_all, clear_prefix_cache_soon."""
+    _process.order(action)
 
 
 def command(job: str, action: str) -> list[int]:

@@ -11,12 +11,17 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..backends.base import ModelInfo
 from ..config import EngineConfig
 from ..errors import EngineNotStarted, MlxNbError, ModelLoadError, RequestError
 from ..session.api import config_of
 from ..session.session import default_session
+from .dask_job import Poll
+
+if TYPE_CHECKING:
+    from ..widgets.monitor import MonitorWidget
 
 __all__ = ["Workers", "check_client", "client_in_use", "start_workers"]
 
@@ -77,17 +82,20 @@ def start_workers(
 
 
 class Workers:
-    """The engines of a cluster. Made by `start_workers`.
+    """The engines of a cluster. Made by `start_workers`; in a notebook its display is a monitor, a row a worker.
 
     Attributes
     ----------
     client : distributed.Client
-    model : str
-        That they run.
+    model_name : str
+        What they run.
     """
 
     def __init__(self, client: Any, model: str) -> None:
-        self.client, self.model = client, model
+        from .dask_worker import stats
+
+        self.client, self.model_name = client, model
+        self._poll: Poll[dict[str, Any] | None] = Poll(client, stats)
 
     def check(self) -> None:
         """Wait until all are ready; ModelLoadError if one can't be."""
@@ -98,10 +106,10 @@ class Workers:
         if failed:
             address, why = next(iter(failed.items()))
             more = f" ({len(failed)} of {len(said)} workers can't)" if len(said) > 1 else ""
-            raise ModelLoadError(f"worker {address} can't run {self.model}: {why}{more}")
+            raise ModelLoadError(f"worker {address} can't run {self.model_name}: {why}{more}")
         if len(set(said.values())) > 1:
             raise ModelLoadError(
-                f"the workers don't have the same {self.model}: bring it to the same version on all"
+                f"the workers don't have the same {self.model_name}: bring it to the same version on all"
             )
 
     def stats(self) -> dict[str, dict[str, Any]]:
@@ -117,8 +125,121 @@ class Workers:
 
         self.client.unregister_worker_plugin(EnginePlugin.name)
 
+    def monitor(self) -> MonitorWidget:
+        """A live view of all engines together, and of each worker in a row."""
+        from ..widgets import MonitorWidget
+
+        return MonitorWidget(self)
+
     def __repr__(self) -> str:
-        return f"<workers of {self.client.scheduler.address}: {self.model}>"
+        return f"<workers of {self.client.scheduler.address}: {self.model_name}>"
+
+    def _ipython_display_(self, **kwargs: Any) -> None:
+        self._shown = self.monitor()
+        self._shown._ipython_display_(**kwargs)
+
+    # -- what a monitor needs: of a moment ago, so that it never waits for the cluster ------------------------
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is known of the model, and how many workers have it."""
+        here = self._latest()
+        one: Mapping[str, Any] = next(iter(here.values()), {})
+        count = f"{len(here)} worker{'' if len(here) == 1 else 's'}"
+        return ModelInfo(
+            name=self.model_name,
+            precision=one.get("precision", ""),
+            backend=f"{one['backend']} · {count}" if one else "",
+        )
+
+    @property
+    def state(self) -> str:
+        """As `EngineCore.state`, of all together."""
+        states = {one["state"] for one in self._latest().values()}
+        return next((state for state in ("running", "loading", "failed") if state in states), "closed")
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why one of them failed."""
+        return next((MlxNbError(one["failure"]) for one in self._latest().values() if one["failure"]), None)
+
+    def get_stats(self) -> dict[str, Any]:
+        """As `EngineCore.get_stats`: sums, and `workers` in place of `requests`."""
+        here = self._latest()
+        return {
+            **{name: sum(one[name] for one in here.values()) for name in _SUMS},
+            "paused": bool(here) and all(one["paused"] for one in here.values()),
+            "loaded": any(one["loaded"] for one in here.values()),
+            "memory": {name: sum(one["memory"][name] for one in here.values()) for name in _MEMORY},
+            "workers": [_worker(address, one) for address, one in sorted(here.items())],
+        }
+
+    def get_cache_stats(self) -> Mapping[str, Any] | None:
+        """Sums of the prefix caches' counters; None without any."""
+        caches = [one["cache"] for one in self._latest().values() if one["cache"] is not None]
+        return {name: sum(cache[name] for cache in caches) for name in caches[0]} if caches else None
+
+    def abort(self, request_id: str) -> bool:  # noqa: ARG002 - a monitor's engine has it
+        """Nothing: rows of a job are stopped by the job."""
+        return False
+
+    def abort_all(self) -> int:
+        """Abort all requests of all engines."""
+        count = sum(int(one["active_requests"]) for one in self._latest().values())
+        self._order("abort_all")
+        return count
+
+    def clear_prefix_cache_soon(self) -> None:
+        """Have all forget what they stored of earlier prompts."""
+        self._order("clear_prefix_cache_soon")
+
+    def pause(self) -> None:
+        """Start no more requests until `resume`."""
+        self._order("pause")
+
+    def resume(self) -> None:
+        """Undo `pause`."""
+        self._order("resume")
+
+    def stop_soon(self) -> None:
+        """As `stop`."""
+        self.stop()
+
+    def restart_soon(self) -> None:
+        """Not from a view: `start_workers` does."""
+
+    def _latest(self) -> dict[str, dict[str, Any]]:
+        return {address: one for address, one in self._poll.latest().items() if one is not None}
+
+    def _order(self, action: str) -> None:
+        from .dask_worker import order_engine
+
+        self.client.run(order_engine, action, on_error="ignore")
+
+
+_SUMS = (
+    "active_requests", "num_running", "num_waiting", "max_running", "num_requests_processed",
+    "total_prompt_tokens", "total_completion_tokens", "generation_tps", "prompt_tps",
+)  # fmt: skip
+_MEMORY = ("active", "cache", "peak", "limit", "weights", "kv", "prefix")
+
+
+def _worker(address: str, stats: Mapping[str, Any]) -> dict[str, Any]:
+    """A worker's row in the monitor."""
+    partitions = stats["partitions"]
+    running, waiting = stats["num_running"], stats["num_waiting"]
+    many = f"{len(partitions)} partition{'' if len(partitions) == 1 else 's'}"
+    return {
+        "name": address.rpartition("/")[2],
+        "state": stats["state"],
+        "busy": bool(partitions or running or waiting),
+        "work": f"{many}: {running} running, {waiting} waiting" if partitions else "–",  # noqa: RUF001
+        "done": sum(done for done, _ in partitions),
+        "total": sum(total or 0 for _, total in partitions),
+        "tokens_per_second": stats["generation_tps"],
+        "uptime_seconds": stats["uptime_seconds"],
+        "tokens_saved": 0 if stats["cache"] is None else stats["cache"]["tokens_saved"],
+    }
 
 
 def check_client(client: Any) -> None:

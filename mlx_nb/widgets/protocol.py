@@ -31,7 +31,10 @@ MAX_ROWS = 100
 
 
 class EngineBand(TypedDict):
-    """Who runs, and what to do when nothing does; `command` helps then, and a button if it `can_restart`."""
+    """Who runs, and what to do when nothing does; `command` helps then, and a button if it `can_restart`.
+
+    With `workers` the rows are a cluster's workers: `done` of `total` are rows of their partitions.
+    """
 
     state: MonitorState
     model: str
@@ -41,6 +44,7 @@ class EngineBand(TypedDict):
     command: str
     can_restart: bool
     notice: str | None
+    workers: bool
 
 
 class LoadBand(TypedDict):

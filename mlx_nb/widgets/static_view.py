@@ -47,6 +47,11 @@ def as_html(reading: Reading) -> str:
         ("Memory", _memory(reading)),
         ("Prefix cache", _prefix(reading) if cache["enabled"] else "off"),
     ]
+    if engine["workers"]:
+        rows += [
+            (row["id"], f"{row['prompt']} ({moving['done']:,} of {moving['total']:,} rows)")
+            for row, moving in zip(reading["rows"], reading["progress"], strict=True)
+        ]
     if engine["failure"]:
         rows.insert(1, ("Failure", engine["failure"]))
     body = "".join(

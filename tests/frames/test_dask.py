@@ -346,6 +346,33 @@ def test_what_is_wrong_is_said_before_anything_runs(client: Any, frame: pd.DataF
         frame.mlx.generate("{{ word }}", client=client, checkpoint=tmp_path / "file")
 
 
+def test_a_monitor_has_a_row_for_each_worker(client: Any, frame: pd.DataFrame) -> None:
+    workers = mlx_nb.start_workers(client)
+    job = threading.Thread(
+        target=frame.mlx.generate,
+        args=("Say {{ word }}",),
+        kwargs={"client": client, "partitions": 4, **LONG},
+    )
+    job.start()
+    wait_for(lambda: all(len(stats["partitions"]) for stats in workers.stats().values()))
+    monitor = workers.monitor()
+    time.sleep(1)
+    job.join()
+
+    addresses = sorted(address.rpartition("/")[2] for address in client.ncores())
+    assert monitor.engine["workers"]
+    assert monitor.engine["model"] == str(tiny_folder())
+    assert monitor.engine["backend"].endswith("2 workers")
+    assert [row["id"] for row in monitor.rows] == addresses
+    assert {moving["phase"] for moving in monitor.progress} == {"decode"}
+    assert sum(moving["total"] for moving in monitor.progress) > 0
+    assert monitor.load["running"] > 0
+    assert monitor.memory["weights"] > 0
+    html = monitor._repr_mimebundle_()[0]["text/html"]
+    assert all(address in html for address in addresses)
+    monitor.close()
+
+
 def test_the_engines_of_a_machine_share_its_memory(client: Any) -> None:
     memory = [stats["memory"]["limit"] for stats in mlx_nb.start_workers(client).stats().values()]
 

@@ -1,9 +1,10 @@
-// The table of requests. Rows are kept by request id, so that focus and scroll stay where they were.
+// The table of requests, or of a cluster's workers. Rows are kept by id, so that focus and scroll stay where they were.
 import { h, setAttribute, setText } from "../dom";
 import { duration, integer, rate, UNKNOWN } from "../format";
 import type { RequestPhase, RequestProgress, RequestRow } from "../protocol";
 
 const PHASE_NAMES: Record<RequestPhase, string> = { waiting: "Waiting", prefill: "Prefill", decode: "Decode" };
+const WORKER_NAMES: Record<RequestPhase, string> = { waiting: "Idle", prefill: "Loading", decode: "Running" };
 
 /** How long a pressed Abort stays disabled when its request does not leave. */
 const ABORT_MS = 3000;
@@ -21,6 +22,7 @@ class Row {
 
   constructor(
     private readonly request: RequestRow,
+    private readonly worker: boolean,
     onAbort: (id: string) => void,
   ) {
     const { id, prompt } = request;
@@ -39,14 +41,15 @@ class Row {
       this.elapsed,
       this.cached,
       h("td", { role: "cell", class: "prompt", title: prompt }, prompt),
-      h("td", { role: "cell", class: "abort" }, this.abort),
+      h("td", { role: "cell", class: "abort" }, ...(worker ? [] : [this.abort])),
     );
   }
 
   update({ phase, done, total, rate: now, elapsed, cached }: RequestProgress): void {
-    const name = PHASE_NAMES[phase];
+    const name = (this.worker ? WORKER_NAMES : PHASE_NAMES)[phase];
+    const idle = this.worker ? "" : `${integer(total)} tok`;
     setText(this.phase, name);
-    setText(this.count, phase === "waiting" ? `${integer(total)} tok` : `${integer(done)} / ${integer(total)}`);
+    setText(this.count, phase === "waiting" ? idle : `${integer(done)} / ${integer(total)}`);
     setAttribute(this.bar, "data-phase", phase);
     setAttribute(this.bar, "aria-label", `${this.request.id} ${name.toLowerCase()}`);
     setAttribute(this.bar, "max", String(Math.max(1, total)));
@@ -62,35 +65,45 @@ class Row {
   }
 }
 
-function headers(): HTMLTableRowElement {
+function headers(workers: boolean): HTMLTableRowElement {
   const th = (name: string, column: string) => h("th", { role: "columnheader", scope: "col", class: column }, name);
   const action = th("", "abort");
   action.append(h("span", { class: "sr" }, "Action"));
   return h(
     "tr",
     { role: "row" },
-    th("Request", "id"),
-    th("Phase", "phase"),
+    th(workers ? "Worker" : "Request", "id"),
+    th(workers ? "Rows" : "Phase", "phase"),
     th("tok/s", "num"),
-    th("Elapsed", "num"),
+    th(workers ? "Up" : "Elapsed", "num"),
     th("Cached tok", "num cached"),
-    th("Prompt", "prompt"),
+    th(workers ? "At work on" : "Prompt", "prompt"),
     action,
   );
 }
 
 export class Requests {
   private readonly rows = new Map<string, Row>();
+  private readonly head = h("thead", { role: "rowgroup" }, headers(false));
   private readonly body = h("tbody", { role: "rowgroup" });
+  private workers = false;
   private readonly more = h("p", { class: "more", hidden: true });
   readonly element = h(
     "div",
     { class: "list", tabindex: 0, role: "group", "aria-label": "Requests" },
-    h("table", { role: "table" }, h("thead", { role: "rowgroup" }, headers()), this.body),
+    h("table", { role: "table" }, this.head, this.body),
     this.more,
   );
 
   constructor(private readonly onAbort: (id: string) => void) {}
+
+  /** Says what the rows are. */
+  setWorkers(workers: boolean): void {
+    if (workers === this.workers) return;
+    this.workers = workers;
+    this.head.replaceChildren(headers(workers));
+    setAttribute(this.element, "aria-label", workers ? "Workers" : "Requests");
+  }
 
   update(requests: readonly RequestRow[], progress: readonly RequestProgress[], hidden: number): void {
     const wanted = new Set(requests.map((request) => request.id));
@@ -102,7 +115,7 @@ export class Requests {
     let place = this.body.firstElementChild;
     requests.forEach((request, index) => {
       let row = this.rows.get(request.id);
-      if (!row) this.rows.set(request.id, (row = new Row(request, this.onAbort)));
+      if (!row) this.rows.set(request.id, (row = new Row(request, this.workers, this.onAbort)));
       if (row.element === place) place = place.nextElementSibling;
       else this.body.insertBefore(row.element, place);
       const moving = progress[index];

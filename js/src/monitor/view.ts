@@ -72,7 +72,10 @@ export class MonitorView {
     const live = LIVE.has(engine.state);
     const stateChanged = before.engine !== engine;
 
-    if (stateChanged) this.paintHead(traits);
+    if (stateChanged) {
+      this.paintHead(traits);
+      this.requests.setWorkers(engine.workers);
+    }
     if (stateChanged || before.load !== load) {
       this.load.update(load, live);
       this.abortAll.enable(live && load.running + load.waiting > 0);
