@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .config import SparsePrefill
+from .errors import RequestError
 from .sampling import SamplingParams
 
 __all__ = ["Chat", "Media", "Piece", "Request", "RequestStatus"]
@@ -82,9 +83,42 @@ class Media:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Messages as they were asked, for a server that applies the chat template itself."""
+    """Messages as they were asked, for a server that applies the chat template itself.
+
+    Contents are texts, or lists of parts; ``{"type": "image"}`` is the place of a picture.
+    """
 
     messages: tuple[Mapping[str, Any], ...]
+
+    def filled(self, pictures: Sequence[Any]) -> Chat:
+        """With the pictures in their places, as ``{"type": "image", "image": picture}``.
+
+        Raises
+        ------
+        RequestError
+            When there are more places than pictures, or fewer.
+        """
+        places = sum(part.get("type") == "image" for message in self.messages for part in _parts(message))
+        if places != len(pictures):
+            raise RequestError(
+                f"the messages have places for {places} images, and {len(pictures)} were given"
+            )
+        waiting = iter(pictures)
+        return Chat(tuple(_filled(message, waiting) for message in self.messages))
+
+
+def _parts(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    content = message.get("content")
+    return () if isinstance(content, str | None) else content
+
+
+def _filled(message: Mapping[str, Any], pictures: Iterator[Any]) -> Mapping[str, Any]:
+    if not (parts := _parts(message)):
+        return message
+    filled = [
+        {**part, "image": next(pictures)} if part.get("type") == "image" else dict(part) for part in parts
+    ]
+    return {**message, "content": filled}
 
 
 @dataclass(slots=True, eq=False)

@@ -106,9 +106,9 @@ class RemoteBackend:
         self._client: Any = None
         try:
             self._client = self._call(self._make_client())
-            on_progress(LoadProgress("resolve", f"asking {remote.url} for its models"))
+            on_progress(LoadProgress("resolve", "asking for its models"))
             models, software = self._call(
-                self._list(), lambda: on_progress(LoadProgress("resolve", f"waiting for {remote.url}"))
+                self._list(), lambda: on_progress(LoadProgress("resolve", "waiting for its models"))
             )
             self._server = SERVERS[remote.server] if remote.server else kind_of(models, software)
             self._model = _chosen(remote, models, self._server)
@@ -299,14 +299,14 @@ class RemoteBackend:
         """Send a request and pass on what comes."""
         request = row.request
         body = self._server.body(request)
-        if isinstance(request.asked, Chat):
-            messages = [as_sent(message) for message in request.asked.messages]
+        if isinstance(chat := request.asked, Chat):
+            messages = await asyncio.to_thread(lambda: [*map(as_sent, chat.messages)])
             stream = await self._client.chat.completions.create(
                 model=self._model, messages=messages, stream=True, extra_body=body
             )
         else:
             stream = await self._client.completions.create(
-                model=self._model, prompt=request.asked, stream=True, extra_body=body
+                model=self._model, prompt=chat, stream=True, extra_body=body
             )
         async with stream:
             kind = stream.response.headers.get("content-type", "")
@@ -404,6 +404,7 @@ def _described(
         backend=f"{remote.url} ({server.name})",
         context_length=context if isinstance(context, int) else None,
         fingerprint=f"{remote.url} {model}",
+        takes_images=True,  # the server says so if its model doesn't
         remote=True,
     )
 

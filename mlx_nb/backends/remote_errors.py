@@ -79,8 +79,8 @@ def _of_status(error: Any, url: str, key: Key | None) -> Trouble:
         return Trouble(RemoteError(f"{url} {what} ({status}): {said}"), True, _wait_s(error.response.headers))
     if status in (401, 403):
         return Trouble(RemoteError(_of_key(status, url, key, said)))
-    if status == 404:
-        return Trouble(RemoteError(f"{url} has no such model or address (404): {said}"))
+    if said.lower().rstrip(".") in ("not found", "error code: 404"):
+        return Trouble(RemoteError(f"{url} has no such address (404): is it the right URL?"))
     return Trouble(RequestError(f"the server refuses the request ({status}): {said}"))
 
 

@@ -5,6 +5,7 @@ Each kind takes other parameters beside those of the API. What a server would ig
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -147,16 +148,31 @@ _WRITERS: Mapping[str, _Writer] = {
 
 
 def as_sent(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as the API has it: there, the arguments of a call are text."""
-    if not message.get("tool_calls"):
-        return dict(message)
-    calls = []
-    for call in message["tool_calls"]:
-        function = dict(call["function"])
-        if not isinstance(function.get("arguments"), str):
-            function["arguments"] = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
-        calls.append({**call, "function": function})
-    return {**message, "tool_calls": calls}
+    """A message as the API has it: pictures are URLs, and the arguments of calls are text. It may take a while."""
+    sent = dict(message)
+    if not isinstance(message.get("content"), str | None):
+        sent["content"] = [_part(part) for part in message["content"]]
+    if message.get("tool_calls"):
+        sent["tool_calls"] = [_call(call) for call in message["tool_calls"]]
+    return sent
+
+
+def _part(part: Mapping[str, Any]) -> dict[str, Any]:
+    if part.get("type") != "image":
+        return dict(part)
+    picture = part["image"]
+    png = picture.thumbnail_png(max(picture.width, picture.height))
+    return {
+        "type": "image_url",
+        "image_url": {"url": f"data:image/png;base64,{base64.b64encode(png).decode()}"},
+    }
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(call["function"])
+    if not isinstance(function.get("arguments"), str):
+        function["arguments"] = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
+    return {**call, "function": function}
 
 
 _STANDARD = {"seed", "presence_penalty", "frequency_penalty", "logit_bias"}

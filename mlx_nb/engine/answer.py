@@ -156,8 +156,9 @@ class Answer:
                 self.first_token = time.monotonic()
             if said.write(event.answer, event.reasoning, event.tokens):
                 return RequestStatus.FINISHED_STOPPED
-            self._shown = said.mark
-            wakes.extend(self._watchers.values())
+            if said.mark - self._shown >= self._interval:
+                self._shown = said.mark
+                wakes.extend(self._watchers.values())
             return None
 
     # -- any thread -------------------------------------------------------------------------------------

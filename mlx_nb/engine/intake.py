@@ -113,8 +113,9 @@ class Intake:
             raise RequestError(f"sampling_params must be a SamplingParams, got {type(params).__name__}")
         if not isinstance(request_id, str | None):
             raise RequestError(f"request_id must be a text, got {request_id!r}")
-        media = self._media(prompt, images, videos) if images or videos else None
-        asked = self._asked(prompt) if self.info.remote else None
+        self._check_media(images, videos)
+        asked = self._asked(prompt, images) if self.info.remote else None
+        media = self._media(prompt, images, videos) if (images or videos) and asked is None else None
         tokens = [] if asked is not None else self._read(prompt, media)
         if integer("prefix_boundary", prefix_boundary, low=0) > len(tokens):
             raise RequestError(
@@ -159,15 +160,23 @@ class Intake:
         wanted = request.params.max_tokens
         return wanted if context is None else min(wanted, context - len(request.prompt_token_ids))
 
-    def _asked(self, prompt: Prompt) -> str | Chat:
-        """A prompt for a server."""
+    def _asked(self, prompt: Prompt, images: Sequence[Any] | None) -> str | Chat:
+        """A prompt for a server, its pictures in their places."""
         if not isinstance(prompt, str | Chat):
             raise RequestError(
                 "a server has the tokenizer to itself: give it text or messages, not token ids"
             )
         if not (prompt if isinstance(prompt, str) else prompt.messages):
             raise RequestError("the prompt is empty: give it a text")
-        return prompt
+        if isinstance(prompt, str):
+            if images:
+                raise RequestError("images act through the chat template: give messages with places for them")
+            return prompt
+        if not images:
+            return prompt.filled(())
+        from ..prompts.media import load_image
+
+        return prompt.filled([load_image(image) for image in _listed("images", images)])
 
     def _read(self, prompt: Prompt, media: Media | None) -> list[int]:
         return self._fitting(self._tokens(prompt) if media is None else media.tokens)
@@ -192,12 +201,14 @@ class Intake:
             raise RequestError(f"a prompt is text or a list of token ids, got {type(prompt).__name__}")
         return tokens
 
-    def _media(self, prompt: Prompt, images: Sequence[Any] | None, videos: Sequence[Any] | None) -> Media:
+    def _check_media(self, images: Sequence[Any] | None, videos: Sequence[Any] | None) -> None:
         name = self.info.name or "this model"
         if images and not self.info.takes_images:
             raise RequestError(f"{name} takes no images: leave them out, or choose a model that does")
         if videos and not self.info.takes_videos:
             raise RequestError(f"{name} takes no videos: leave them out, or choose a model that does")
+
+    def _media(self, prompt: Prompt, images: Sequence[Any] | None, videos: Sequence[Any] | None) -> Media:
         from ..prompts.media import load_image, load_video  # they bring what fetches them
 
         pictures = [load_image(image) for image in _listed("images", images)]

@@ -122,7 +122,7 @@ def _look(call: Call, cells: Cells) -> _Look:
     try:
         ask = call.ask(cells)
         if core.info.remote:
-            core.check(ask.params, ask.prompt)
+            core.check(ask.params)
             return _Look("ready", None, _said(ask.prompt), None, ask.params.max_tokens)
         tokens = core.codec.encode(ask.prompt) if isinstance(ask.prompt, str) else ask.prompt
         assert not isinstance(tokens, Chat)

@@ -1,5 +1,7 @@
 """Servers as engines, against a server that does what servers do when things go wrong."""
 
+import base64
+import io
 import pickle
 import queue
 import re
@@ -25,6 +27,7 @@ from mlx_nb import (
 )
 from mlx_nb.remote import Key, Remote
 from mlx_nb.request import Chat
+from mlx_nb.widgets.readings import read
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
 HELLO = Chat(({"role": "user", "content": "say hello"},))
@@ -254,6 +257,31 @@ def test_calls_in_a_conversation_are_sent_as_the_api_has_them(serve, connect) ->
     assert server.asked[0]["messages"][0]["tool_calls"][0]["function"]["arguments"] == '{"city": "Oslo"}'
 
 
+def test_pictures_are_sent_in_their_places(serve, connect) -> None:
+    image = pytest.importorskip("PIL.Image")
+    server = serve(says("red and blue"))
+    core = connect(server)
+    parts = [{"type": "image"}, {"type": "text", "text": "or"}, {"type": "image"}]
+    chat = Chat(({"role": "user", "content": parts},))
+    core.generate_sync(
+        chat, GREEDY, images=[image.new("RGB", (3, 2), "red"), image.new("RGB", (5, 4), "blue")]
+    )
+
+    (message,) = server.asked[0]["messages"]
+    first, text, second = message["content"]
+    assert text == {"type": "text", "text": "or"}
+    sizes = []
+    for part in (first, second):
+        head, _, data = part["image_url"]["url"].partition(",")
+        assert head == "data:image/png;base64"
+        sizes.append(image.open(io.BytesIO(base64.b64decode(data))).size)
+    assert sizes == [(3, 2), (5, 4)]
+    with pytest.raises(RequestError, match="places for 2 images, and 0 were given"):
+        core.submit(chat, GREEDY)
+    with pytest.raises(RequestError, match="takes no videos"):
+        core.submit(chat, GREEDY, videos=["clip.mp4"])
+
+
 # -- the model, and the way to it ----------------------------------------------------------------------------------
 
 
@@ -408,6 +436,7 @@ def test_while_requests_wait_the_engine_says_for_what(serve, connect) -> None:
         time.sleep(0.02)
 
     assert "loading" in core.get_stats()["remote"]["problem"]
+    assert "loading" in str(read(core)["engine"]["notice"])
     core.abort(request)
 
 

@@ -122,7 +122,7 @@ async def test_an_answer_can_be_awaited(serve: Serve) -> None:
     ("ask", "line"),
     [
         (lambda: mlx_nb.count_tokens("How long?"), "tokenizer is the server's"),
-        (lambda: mlx_nb.generate("Look", images=["x.png"]), "takes text only|x.png"),
+        (lambda: mlx_nb.generate("Look", videos=[["x.png"]]), "takes text and images only|x.png"),
         (lambda: mlx_nb.score_frame(FRAME, "{{ text }}", ["a"]), "how likely"),
         (lambda: mlx_nb.generate("Hello", logprobs=1), "leave logprobs out"),
     ],
@@ -135,6 +135,18 @@ def test_what_a_server_can_not_do_is_one_line(serve: Serve, ask: Callable[[], An
         ask()
     assert "\n" not in str(refused.value)
     assert server.asked == []
+
+
+def test_a_turn_with_a_picture_keeps_it(serve: Serve) -> None:
+    image = pytest.importorskip("PIL.Image")
+    server = serve(answering("red"))
+    mlx_nb.connect(server.url)
+    talk = mlx_nb.Conversation()
+    mlx_nb.chat("Which colour?", talk, images=image.new("RGB", (2, 2), "red"))
+    mlx_nb.chat("Are you sure?", talk)
+
+    for body in server.asked:
+        assert [part["type"] for part in body["messages"][0]["content"]] == ["image_url", "text"]
 
 
 # -- keys ----------------------------------------------------------------------------------------------------------
@@ -230,6 +242,19 @@ def test_a_preview_shows_what_is_sent_and_counts_nothing(serve: Serve) -> None:
     assert preview.prompt_tokens is None
     assert str(preview).startswith("4 answers, at most 36 new tokens")
     assert server.asked == []
+
+
+def test_each_row_brings_its_picture(serve: Serve) -> None:
+    image = pytest.importorskip("PIL.Image")
+    server = serve(answering("a square"))
+    mlx_nb.connect(server.url)
+    frame = FRAME.assign(picture=[image.new("RGB", (n, n)) for n in (1, 2, 3, 4)])
+    result = mlx_nb.generate_frame(frame, "What is {{ text }}?", images="picture", temperature=0)
+
+    assert list(result.text) == ["a square"] * 4
+    assert len(server.asked) == 4
+    preview = mlx_nb.preview_frame(frame, "What is {{ text }}?", images="picture")
+    assert list(preview.frame["state"]) == ["ready"] * 4
 
 
 def test_a_checkpoint_is_of_one_server_and_model(serve: Serve, tmp_path: Path) -> None:
