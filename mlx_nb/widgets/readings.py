@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, Protocol, TypedDict
 
 from .protocol import (
@@ -50,7 +51,9 @@ class Monitored(Protocol):
     in `memory` also `weights`, `kv` and `prefix` (bytes), and in each row of `requests` a
     `prompt_preview`; `remote`, of an engine that is a server, has a `problem` or None. `generation_tps` and
     `prompt_tps` are rates of the last moments, 0 when nothing runs.
-    A row's `progress` is the fraction of its phase that is done.
+    A row's `progress` is the fraction of its phase that is done. Engines of a cluster have `workers` in place of
+    `requests`: name, state, busy, work (in words), done and total (rows), tokens_per_second, uptime_seconds and
+    tokens_saved of each.
     """
 
     @property
@@ -114,15 +117,22 @@ def read(engine: Monitored, name: str | None = None, notice: str | None = None) 
     stats = engine.get_stats()
     notice = notice or (stats.get("remote") or {}).get("problem")
     requests: Sequence[Mapping[str, Any]] = stats.get("requests") or ()
+    workers: Sequence[Mapping[str, Any]] | None = stats.get("workers")
     load = _load(stats)
+    if workers is not None:
+        rows, progress = map(_worker, workers), map(_work, workers)
+    else:
+        rows, progress = map(_row, requests), map(_progress, requests)
     return {
-        "engine": _engine(engine, _state(engine.state, stats, load), name, notice),
+        "engine": _engine(
+            engine, _state(engine.state, stats, load), name, notice, workers=workers is not None
+        ),
         "load": load,
         "memory": _memory(stats.get("memory") or {}),
         "prefix": _prefix(engine.get_cache_stats(), stats.get("memory") or {}),
-        "rows": [_row(request) for request in requests[:MAX_ROWS]],
-        "progress": [_progress(request) for request in requests[:MAX_ROWS]],
-        "hidden_requests": max(0, len(requests) - MAX_ROWS),
+        "rows": list(islice(rows, MAX_ROWS)),
+        "progress": list(islice(progress, MAX_ROWS)),
+        "hidden_requests": max(0, len(requests if workers is None else workers) - MAX_ROWS),
     }
 
 
@@ -164,6 +174,7 @@ NOTHING_YET: Reading = {
         "command": "%mlx_engine start MODEL",
         "can_restart": False,
         "notice": None,
+        "workers": False,
     },
     "load": {"decode": 0.0, "prefill": 0.0, "running": 0, "waiting": 0, "finished": 0, "slots": None},
     "memory": {"weights": None, "kv": None, "prefix": None, "other": None, "pool": None, "limit": None},
@@ -184,19 +195,23 @@ def _state(state: str, stats: Mapping[str, Any], load: LoadBand) -> MonitorState
     return "idle" if stats.get("loaded") else "unloaded"
 
 
-def _engine(engine: Monitored, state: MonitorState, name: str | None, notice: str | None) -> EngineBand:
+def _engine(
+    engine: Monitored, state: MonitorState, name: str | None, notice: str | None, *, workers: bool
+) -> EngineBand:
     info, closed = engine.info, engine.state == "closed"
     model = shlex.quote(engine.model_name) if engine.model_name else "MODEL"
     again = f"start {model}" if name is None or closed else f"restart {shlex.quote(name)}"
+    command = f"mlx_nb.start_workers(client, {engine.model_name!r})" if workers else f"%mlx_engine {again}"
     return {
         "state": state,
         "model": engine.model_name,
         "precision": info.precision,
         "backend": info.backend,
         "failure": one_line(engine.failure) if state == "error" else None,
-        "command": f"%mlx_engine {again}",
+        "command": command,
         "can_restart": state in ("stopped", "error") and not closed,
         "notice": notice,
+        "workers": workers,
     }
 
 
@@ -258,6 +273,23 @@ def _progress(request: Mapping[str, Any]) -> RequestProgress:
         "rate": round(float(rate), 1) if rate else None,
         "elapsed": round(float(request.get("elapsed_s") or 0), 1),
         "cached": int(request.get("cached_tokens") or 0),
+    }
+
+
+def _worker(worker: Mapping[str, Any]) -> RequestRow:
+    """The row of a cluster's worker."""
+    return {"id": str(worker["name"]), "prompt": str(worker["work"])[:_PROMPT_CHARACTERS]}
+
+
+def _work(worker: Mapping[str, Any]) -> RequestProgress:
+    busy: RequestPhase = "decode" if worker["busy"] else "waiting"
+    return {
+        "phase": "prefill" if worker["state"] == "loading" else busy,
+        "done": int(worker["done"]),
+        "total": int(worker["total"]),
+        "rate": round(float(worker["tokens_per_second"]), 1) or None,
+        "elapsed": round(float(worker["uptime_seconds"]), 1),
+        "cached": int(worker["tokens_saved"]),
     }
 
 
