@@ -153,6 +153,11 @@ class Speculation:
         """Whether the guesses come from a drafter that was trained for the model."""
         return self.kind in DRAFTERS
 
+    @property
+    def by_heads(self) -> bool:
+        """Whether they come from prediction heads of the model's own."""
+        return self.kind == "mtp" and self.model is None
+
 
 @dataclass(frozen=True, slots=True)
 class SparsePrefill:

@@ -19,21 +19,32 @@ from .loader import settle
 from .vision import Sighted
 from .vision_files import require_trust
 
-__all__ = ["load_drafter"]
+__all__ = ["load_drafter", "require_heads"]
 
 _MOST = 4
 """Guesses a step of drafters that make them one after another, unless it is said."""
 
 
+def require_heads(path: Path, name: str) -> None:
+    """Refuse a model's folder that holds no prediction heads."""
+    from mlx_vlm.speculative.drafters.mtp_split import detect_mtp_splitter
+
+    if detect_mtp_splitter(path) is None:
+        raise ModelLoadError(
+            f"{name} comes without prediction heads that mlx-vlm knows (conversions leave them out): "
+            "leave mtp out, or give a drafter"
+        )
+
+
 def load_drafter(
-    path: Path, kind: str | None, target: Any, name: str, *, heads: bool, trust_remote_code: bool
+    path: Path, kind: str | None, target: Sighted, name: str, *, trust_remote_code: bool
 ) -> tuple[Watcher, int]:
     """A drafter for a target, and the guesses a step that it was trained for.
 
     Parameters
     ----------
     path
-        The drafter's folder; with `heads` the target's own, which may hold prediction heads.
+        The drafter's folder, or that of a model with prediction heads.
     kind : str, optional
         "mtp", "dflash" or "eagle3"; None goes by what the folder says.
     name : str
@@ -45,27 +56,20 @@ def load_drafter(
         For a folder that is no drafter, or none of that kind or for that target; and for a target that doesn't show
         what it computes.
     """
-    drafter, found = _read(path, name, heads, trust_remote_code)
+    drafter, found = _read(path, name, trust_remote_code)
     if kind not in (None, found):
         raise ModelLoadError(f"{name} is a drafter of kind {found!r}, not {kind!r}: say so, or leave it out")
-    if not isinstance(target, Sighted):
-        raise ModelLoadError(f"drafters of kind {found!r} need a model that mlx-vlm knows: leave it out")
     _require_fit(drafter, found, target, name)
     settle(drafter)
     draft = _require_shown(drafter, found, target, name)
     size = int(getattr(drafter.config, "runtime_block_size", None) or drafter.config.block_size)
-    return draft, max(1, size - 1) if found == "dflash" else min(max(1, size - 1), _MOST)
+    guesses = max(1, size - 1)  # a block begins with the last token
+    return draft, guesses if found == "dflash" else min(guesses, _MOST)
 
 
-def _read(path: Path, name: str, heads: bool, trust_remote_code: bool) -> tuple[Any, str]:
+def _read(path: Path, name: str, trust_remote_code: bool) -> tuple[Any, str]:
     from mlx_vlm.speculative.drafters import load_drafter as load
-    from mlx_vlm.speculative.drafters.mtp_split import detect_mtp_splitter
 
-    if heads and detect_mtp_splitter(path) is None:
-        raise ModelLoadError(
-            f"{name} comes without prediction heads that mlx-vlm knows (conversions leave them out): "
-            "leave mtp out, or give a drafter"
-        )
     try:
         require_trust(path, trust_remote_code)
         drafter, kind = load(str(path), lazy=True)

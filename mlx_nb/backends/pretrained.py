@@ -46,16 +46,13 @@ class Pretrained:
         self._adapter_path = adapter_path
         self._trust_remote_code = trust_remote_code
         self._single = single
+        speculation = single.speculation if single else None
+        self._trained = speculation is not None and speculation.trained
+        self._by_heads = speculation is not None and speculation.by_heads
         for draft in _drafts(single):
             sources.resolve(draft)
         if self._trained and adapter_path is not None:
             raise ValueError("a drafter is trained for the model without an adapter: leave one of them out")
-
-    @property
-    def _trained(self) -> bool:
-        """Whether the guesses come from a drafter that was trained for the model."""
-        speculation = self._single.speculation if self._single else None
-        return speculation is not None and speculation.trained
 
     @property
     def name(self) -> str:
@@ -71,6 +68,10 @@ class Pretrained:
         needed = fit.needs_of(path, float32=loader.half_precision_is_emulated())
         if needed is not None:
             fit.require_memory(self.name, needed, share)
+        if self._by_heads:
+            from .drafters import require_heads
+
+            require_heads(path, self.name)
         loaded = loader.load(
             path,
             adapter_path=self._adapter_path,
@@ -132,12 +133,12 @@ class Pretrained:
             return ModelDraft(self._helper(speculation.model, target, on_progress)), DRAFT_TOKENS
         from .drafters import load_drafter
 
-        source = self._source if speculation.model is None else sources.resolve(speculation.model)
-        heads = source == self._source
-        path = target.path if heads else sources.fetch(source, on_progress)
+        path, name = target.path, self.name
+        if speculation.model is not None:
+            source = sources.resolve(speculation.model)
+            path, name = sources.fetch(source, on_progress), source.name
         kind = None if speculation.kind == "drafter" else speculation.kind
-        trust = self._trust_remote_code
-        return load_drafter(path, kind, target.model, source.name, heads=heads, trust_remote_code=trust)
+        return load_drafter(path, kind, target.model, name, trust_remote_code=self._trust_remote_code)
 
     def _helper(self, name: str, target: LoadedModel, on_progress: Callable[[LoadProgress], None]) -> Any:
         """A smaller model that reads the target's tokens; the target itself if it is the same."""
