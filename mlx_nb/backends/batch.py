@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,7 +123,9 @@ class BatchBackend(Resident):
         if covered < request.media.last:
             self._looking.append(self._look_at(request, made, state, covered))
         else:
-            self._join(self._prompt(request, made), state, covered, covered)
+            prompt = self._prompt(request, made)
+            with self._or_forget(prompt):
+                self._join(prompt, state, covered, covered)
 
     def _prompt(self, request: Request, made: Sequence[int]) -> Prompt:
         key = request.key([*request.prompt_token_ids, *made])
@@ -131,8 +133,8 @@ class BatchBackend(Resident):
 
     def _enter(self, prompt: Prompt) -> bool:
         """Let a prompt join the batch, unless it had better wait for what another one will have."""
-        try:
-            state, covered = None, 0
+        state, covered = None, 0
+        with self._or_forget(prompt):
             if self._prefix is not None:
                 covered = self._prefix.covers(prompt.key)
                 if self.footprint.bytes([len(prompt.key)]) <= self._prefix.stats.max_bytes:
@@ -144,10 +146,16 @@ class BatchBackend(Resident):
                         self._share(*source)
                 state, covered = self._prefix.fetch(prompt.key)
             self._join(prompt, state, covered, covered)
+        return True
+
+    @contextlib.contextmanager
+    def _or_forget(self, prompt: Prompt) -> Iterator[None]:
+        """A prompt that fails to join must not be waited for."""
+        try:
+            yield
         except BaseException:
             self._shared.remove(prompt.request.request_id)
             raise
-        return True
 
     def _enter_ready(self) -> list[Event]:
         """Let those in that need wait no longer."""
@@ -247,7 +255,9 @@ class BatchBackend(Resident):
         try:
             if look.step(self._model, self._look_size, self._prefix):
                 self._looking.popleft()
-                self._join(self._prompt(request, look.made), look.state, look.done, look.cached)
+                prompt = self._prompt(request, look.made)
+                with self._or_forget(prompt):
+                    self._join(prompt, look.state, look.done, look.cached)
                 self._generator.hasten(1)  # it has waited already
         except Exception as error:
             if self._looking and self._looking[0] is look:

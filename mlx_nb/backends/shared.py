@@ -158,6 +158,8 @@ class Shared:
         """How many tokens two prompts share, up to `most`; 0 if that isn't enough beyond what is `covered`."""
         most = min(most, len(one.key) - 1)  # one must be left to feed
         good = covered + self.least
-        if two is one or most < good or one.key[:good] != two.key[:good]:
+        if two is one or most < good or one.key[covered:good] != two.key[covered:good]:
+            return 0  # soon: of those that share what is stored, most differ right behind it
+        if one.key[:covered] != two.key[:covered]:
             return 0
         return min(most, common(one.key, two.key, good))

@@ -275,6 +275,26 @@ def test_a_preempted_prompt_shares_its_answer_too() -> None:
     assert (batch.cached["s0"], batch.cached["s1"]) == (209, 209)
 
 
+def test_those_that_wait_hold_no_memory() -> None:
+    held = []
+    for count in (1, 4):
+        batch = Batch()
+        batch.insert(alike(count))
+        batch.until("r0", 60)
+        held.append(batch.backend.memory().kv)
+    assert held[0] == held[1] > 0
+
+
+def test_a_prompt_that_ended_just_before_is_found_by_those_that_waited_for_it() -> None:
+    """With a prompt of one token more than what they share, the first has nothing to do behind it."""
+    batch = Batch()
+    batch.insert({"r0": HEAD[:101], "r1": HEAD[:100] + tokens_of(9, 1), "r2": HEAD[:100] + tokens_of(9, 2)})
+    batch.until("r0", 101)
+    batch.backend.remove(["r0"], keep=True)
+    batch.finish(["r1", "r2"])
+    assert (batch.cached["r1"], batch.cached["r2"]) == (100, 100)
+
+
 def test_what_was_evicted_is_not_waited_for_again() -> None:
     batch = Batch("qwen3_5")
     batch.insert(alike(3))
