@@ -73,6 +73,7 @@ class PrefixCache:
         self._looks: dict[str, Look] = {}
         self._order: OrderedDict[Key | str, None] = OrderedDict()  # of both, the least recently used first
         self._keys = Keys()
+        self._trimmable = Keys()
         self._holds: Counter[Key] = Counter()
 
     def hold(self, tokens: Sequence[int], *, held: bool) -> None:
@@ -107,8 +108,8 @@ class PrefixCache:
         for shorter in self._keys.prefixes(fed):
             best = (shorter, len(shorter))
             break
-        for longer, shared in self._keys.alike(fed):
-            if shared > best[1] and can_trim_prompt_cache(self._entries[longer]):
+        for longer, shared in self._trimmable.alike(fed):
+            if shared > best[1]:
                 best = (longer, shared)
         return best
 
@@ -131,6 +132,7 @@ class PrefixCache:
             for shorter in list(self._keys.prefixes(key)):
                 if shorter not in self._holds:
                     self._drop(shorter)
+            self._trimmable.add(key)
         self._keys.add(key)
         self.stats.current_bytes += size
         self.shrink(self.stats.max_bytes)
@@ -189,14 +191,17 @@ class PrefixCache:
         self._entries.clear()
         self._looks.clear()
         self._order.clear()
-        self._keys = Keys()
+        self._keys, self._trimmable = Keys(), Keys()
         self.stats.current_bytes = 0
         self._count()
 
     def _drop(self, key: Key) -> None:
         self._keys.remove(key)
         del self._order[key]
-        self.stats.current_bytes -= _nbytes(self._entries.pop(key))
+        state = self._entries.pop(key)
+        if can_trim_prompt_cache(state):
+            self._trimmable.remove(key)
+        self.stats.current_bytes -= _nbytes(state)
         self._count()
 
     def _count(self) -> None:
