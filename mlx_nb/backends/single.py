@@ -21,7 +21,7 @@ from ..config import EngineConfig, SparsePrefill
 from ..errors import ModelLoadError, RequestError
 from ..request import Request
 from ..sampling import SamplingParams
-from .base import Drafted, Event, Fault, ModelInfo, Prefilled, Token
+from .base import CacheStats, Drafted, Event, Fault, ModelInfo, Prefilled, Token
 from .bounded import bounded_cache
 from .chunks import ChunkSize
 from .drafts import Draft, Watcher
@@ -409,13 +409,13 @@ class SingleBackend(Resident):
         }
 
     def _slots(self) -> dict[str, Any]:
-        if self._prefix is None:
-            return {"capacity": 0, "in_use": 0, "total_memory_mb": 0.0, "slots": [], "counters": {}}
-        stats = self._prefix.stats
-        slots = [{"tokens": tokens, "memory_mb": size / 2**20} for tokens, size in self._prefix.sizes()]
+        prefix = self._prefix
+        stats = CacheStats() if prefix is None else prefix.stats
+        sizes = [] if prefix is None else prefix.sizes()
+        slots = [{"tokens": tokens, "memory_mb": size / 2**20} for tokens, size in sizes]
         looked_up = stats.hits + stats.misses
         return {
-            "capacity": SLOTS,
+            "capacity": 0 if prefix is None else SLOTS,
             "in_use": len(slots),
             "total_memory_mb": sum(slot["memory_mb"] for slot in slots),
             "slots": slots,

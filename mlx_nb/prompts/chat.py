@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from ..errors import RequestError
 __all__ = ["Message", "chat_tokens", "messages_for", "shared_tokens"]
 
 Message = Mapping[str, Any]
+_KINDS = ("text", "image", "video")
 _OTHER = "\x1a"
 """Begins no real message."""
 
@@ -39,6 +41,9 @@ def chat_tokens(
     RequestError
         When the template refuses the messages, or tools, thinking or images are asked of a model that can't do it.
     """
+    for part in itertools.chain.from_iterable(map(_parts, messages)):
+        if (kind := part.get("type")) not in _KINDS:
+            raise RequestError(f"a message has a part of type {kind!r}: parts are {', '.join(_KINDS)}")
     images = sum(part.get("type") == "image" for message in messages for part in _parts(message))
     if images and not codec.image_place:
         raise RequestError("this model takes no images: leave them out, or start one that does")

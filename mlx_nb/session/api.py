@@ -375,7 +375,7 @@ class _Asked:
                 raise RequestError(
                     "system, tools and thinking act through the chat template: leave them out, or raw"
                 )
-        elif not _are_messages(self.prompt):
+        elif not are_messages(self.prompt):
             raise RequestError('a prompt is a text, or messages such as {"role": "user", "content": "Hello"}')
         elif self.raw or self.system is not None:
             raise RequestError("raw and system go with a text: put a system message among the messages")
@@ -524,7 +524,8 @@ def _params(params: SamplingParams | None, sampling: dict[str, Any]) -> Sampling
     return (params or SamplingParams()).but(**sampling)
 
 
-def _are_messages(prompt: object) -> bool:
+def are_messages(prompt: object) -> bool:
+    """Whether it is a conversation."""
     return (
         isinstance(prompt, Sequence)
         and bool(prompt)

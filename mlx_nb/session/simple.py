@@ -7,6 +7,7 @@ what it owns is the shape of its calls, and who is let in.
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from ..outputs import GenerationOutput, LoadProgress
 from ..prompts.chat import Message
 from ..sampling import SamplingParams
 from ..validation import choice, integer
+from .api import are_messages
 from .media import Media, apart, taken_in, with_media
 from .session import prompt_for, system_boundary_for, to_generation
 
@@ -28,6 +30,18 @@ __all__ = ["SimpleEngine"]
 
 _FIELDS = frozenset(field.name for field in dataclasses.fields(SamplingParams))
 _OPTIONS = frozenset(RequestOptions.__annotations__) - {"sparse_prefill"}
+_NO_COUNTS: dict[str, Any] = {
+    "target": {"calls": 0},
+    "mtp": {"enabled": False, "rounds": 0, "drafts": 0, "accepted": 0},
+    "specprefill": {
+        "enabled": False, "requests": 0, "tokens": 0, "kept": 0, "fallbacks": 0, "last_error": None,
+    },
+    "system_kv_cache": {
+        "capacity": 0, "in_use": 0, "total_memory_mb": 0.0, "slots": [],
+        "counters": {"hits": 0, "misses": 0, "hit_ratio": 0.0, "evictions": 0, "tokens_saved": 0},
+    },
+}  # fmt: skip
+"""The single stream's own statistics while there is no model."""
 
 
 class SimpleEngine:
@@ -278,6 +292,8 @@ class SimpleEngine:
         videos: Sequence[Any] | None,
         given: dict[str, Any],
     ) -> AsyncIterator[GenerationOutput]:
+        if not are_messages(messages):
+            raise RequestError('messages are a list such as [{"role": "user", "content": "Hello"}]')
         await self._started()
         media = await taken_in(images, videos)
         asked: Sequence[Message] = messages
@@ -331,6 +347,7 @@ class SimpleEngine:
         stats = self._core.get_stats()
         return {
             "engine_type": "simple",
+            **copy.deepcopy(_NO_COUNTS),
             **stats,
             "is_mllm": self.is_mllm,
             "admission": self._admission,

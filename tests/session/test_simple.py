@@ -18,6 +18,18 @@ MESSAGES = [
     {"role": "system", "content": "Answer in verse. " * 12},
     {"role": "user", "content": "Who are you?"},
 ]
+UNUSED = {
+    "capacity": 0,
+    "in_use": 0,
+    "total_memory_mb": 0.0,
+    "slots": [],
+    "counters": {"hits": 0, "misses": 0, "hit_ratio": 0.0, "evictions": 0, "tokens_saved": 0},
+}
+CONTRACTED = {
+    "engine_type", "model_name", "uptime_seconds", "is_mllm", "loaded", "running", "num_running", "num_waiting",
+    "num_requests_processed", "total_prompt_tokens", "total_completion_tokens", "generation_tps", "requests",
+    "specprefill", "mtp", "system_kv_cache",
+}  # fmt: skip
 Open = Callable[..., SimpleEngine]
 
 
@@ -105,7 +117,7 @@ async def test_without_a_cache_nothing_is_kept(simple: Open) -> None:
         output = await engine.chat(MESSAGES, max_tokens=2, temperature=0)
         assert output.cached_tokens == 0
     assert engine.get_cache_stats() is None
-    assert engine.get_stats()["system_kv_cache"]["in_use"] == 0
+    assert engine.get_stats()["system_kv_cache"] == UNUSED
 
 
 async def test_requests_wait_in_order(simple: Open) -> None:
@@ -171,6 +183,19 @@ def test_prepare_for_start_loads_without_a_loop() -> None:
     )
     assert engine.tokenizer.encode("a")
     engine.close()
+
+
+async def test_statistics_have_the_same_keys_before_there_is_a_model(simple: Open) -> None:
+    engine = simple(enable_cache=False)
+    before = engine.get_stats()
+    assert before["loaded"] is before["mtp"]["enabled"] is before["specprefill"]["enabled"] is False
+    assert before["system_kv_cache"] == UNUSED
+    await engine.generate(PROMPT, max_tokens=2)
+    after = engine.get_stats()
+    assert after.keys() >= before.keys()
+    for block in ("target", "mtp", "specprefill", "system_kv_cache"):
+        assert after[block].keys() == before[block].keys()
+    assert before.keys() >= CONTRACTED
 
 
 async def test_stops_grammars_and_seeds_are_the_engine_s(simple: Open) -> None:
@@ -267,6 +292,11 @@ async def test_bad_calls_are_refused_in_one_line(simple: Open) -> None:
         await engine.generate("a", specprefill=True)
     with pytest.raises(RequestError, match="empty"):
         await engine.generate("")
+    for messages in ("Hello", ["Hello"], [], [{"content": "Hello"}]):
+        with pytest.raises(RequestError, match="messages are a list such as"):
+            await engine.chat(messages)
+    with pytest.raises(RequestError, match="a part of type 'input_audio': parts are text, image, video"):
+        await engine.chat([{"role": "user", "content": [{"type": "input_audio"}]}])
     with pytest.raises(ValueError, match="max_tokens"):
         await engine.generate("a", max_tokens=-1)
     assert (await engine.generate("a", max_tokens=0)).finish_reason == "length"
