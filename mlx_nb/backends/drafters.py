@@ -179,7 +179,8 @@ class _Heads:
         if count < 1:
             return False
         self._take(count, self._seen.tokens[1 : count + 1])
-        mx.eval([cache.state for cache in self._state])
+        state = getattr(self._drafter, "draft_eval_state", lambda: [cache.state for cache in self._state])
+        mx.eval(state())
         return True
 
     def propose(self, tokens: Sequence[int], count: int) -> list[int]:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from drafter_models import nemotron_with_heads
 from models import tiny_folder
 from vlm_models import tiny_vlm_folder
 
@@ -74,6 +75,16 @@ def test_every_magic_works_over_it(run: Any) -> None:
         stats = default_session().get().core.get_stats()
         assert stats["max_running"] == 1
         assert stats["mtp"]["enabled"]
+    finally:
+        run("%mlx_engine stop")
+
+
+def test_a_model_s_own_heads_guess(run: Any) -> None:
+    run(f"%mlx_engine start '{nemotron_with_heads()}' --simple --draft-kind mtp --draft-tokens 2")
+    try:
+        assert run("%%mlx_generate -t 0 -n 8\nten jolly foxes").error is None
+        stats = default_session().get().core.get_stats()
+        assert stats["mtp"]["drafts"] == 16
     finally:
         run("%mlx_engine stop")
 
