@@ -48,7 +48,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
         "--contenders", type=several, metavar="A,B", help="only these; floor brings its copy along"
     )
     parser.add_argument(
-        "--model", default="demo", help="demo, a folder, a Hub id, tiny, random:smollm2 or random:8b"
+        "--model", default="demo", help="demo, a folder, a Hub id, tiny, or random: with tiny, smollm2 or 8b"
     )
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--bits", type=int, choices=(2, 3, 4, 6, 8), help="quantise the model")
@@ -108,7 +108,7 @@ def run(read: argparse.Namespace, work: Path) -> int:
     weights |= any(WORKLOADS[name].whole_folder for name in names)
     options = Options(
         folder=subject(work / "subject", read.model, read.dtype, read.bits, weights),
-        tiny=subject(work / "tiny", "tiny", None, None, weights=False),
+        tiny=subject(work / "tiny", "random:tiny", None, None, weights=False),
         model=read.model,
         contenders=read.contenders,
         sizes=read.sizes,

@@ -95,8 +95,9 @@ class Run:
 class Field:
     """Contenders that are up. One that fails is out, and the others go on."""
 
-    def __init__(self, options: Options, outcome: Outcome) -> None:
+    def __init__(self, options: Options, outcome: Outcome, gpu: bool) -> None:
         self.options = options
+        self.gpu = gpu
         self.outcome = outcome
         self._links: dict[str, Link] = {}
 
@@ -169,9 +170,9 @@ def contest(
     """Start contenders, and a process that writes their prompts."""
     folder = folder or options.folder
     with ExitStack() as stack:
-        up = Field(options, outcome)
-        stack.callback(up.close)
         writer = stack.enter_context(Link(Entry("writer", "writer"), folder))
+        up = Field(options, outcome, gpu=writer.facts["blas"] == "not needed")
+        stack.callback(up.close)
         for entry in entries:
             options.say(f"  starting {entry.name}")
             try:

@@ -16,13 +16,13 @@ from typing import Any
 RECIPE = "recipe.json"
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {
-        "hidden_size": 128,
-        "intermediate_size": 256,
+        "hidden_size": 64,
+        "intermediate_size": 128,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "rope_theta": 10000.0,
-        "vocab_size": 2048,
+        "vocab_size": 400,
         "tie_word_embeddings": True,
     },
     "smollm2": {

@@ -40,7 +40,14 @@ WORKLOADS = {
     "sampling": Workload(
         "what sampling costs at batch 32", scripts.workload(scripts.SAMPLING), whole_folder=True
     ),
-    "frames": Workload("a DataFrame's column", scripts.workload(*scripts.FRAMES), whole_folder=True),
+    "spinning": Workload(
+        "decoding while the main thread spins in Python",
+        scripts.workload(scripts.SPINNING, scripts.SPINNING_ON_GPU),
+    ),
+    "startup": Workload(
+        "import, load_ext, load, first token of ours", scripts.workload(scripts.STARTUP), True
+    ),
+    "frames": Workload("a DataFrame's column", scripts.workload(*scripts.FRAMES), True),
     "monitor": Workload("what a watched monitor costs", scripts.workload(scripts.MONITOR)),
     "simple": Workload(
         "SimpleEngine's short cuts; only when it is named",

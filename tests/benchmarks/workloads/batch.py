@@ -44,7 +44,7 @@ def measure(options: Options) -> Outcome:
         names = [name for name in names if name != "batch_generate"]
     entries = [options.entry(name, rows=max(sizes)) for name in names]
     with contest(options, entries, outcome) as (field, prompts):
-        gpu = any(facts["blas"] == "not needed" for facts in outcome.facts.values())
+        gpu = field.gpu
         for size in sizes:
             new = options.new or (NEW_ON_GPU if gpu else NEW.get(size, NEW_ELSE))
             bars_here = bars(size, gpu)

@@ -34,7 +34,7 @@ def measure(options: Options) -> Outcome:
                     held = field.link(name).memory()
                     outcome.samples.append({"contender": name, "round": number, **held})
                     series["peak MiB"].setdefault(name, []).append(held["peak_mib"])
-                    if outcome.facts[name]["blas"] == "not needed" and "mlx_peak_mib" in held:
+                    if field.gpu and "mlx_peak_mib" in held:
                         series["GPU peak MiB"].setdefault(name, []).append(held["mlx_peak_mib"])
     for figure, values in series.items():
         outcome.rows += compare("memory", "1, 8, 16", figure, values, BARS)

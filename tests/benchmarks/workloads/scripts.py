@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..bench import Options, Outcome
+from ..bench import Options, Outcome, contest
 from ..link import ROOT
 from ..table import Bar, single
 
@@ -52,6 +52,7 @@ class Script:
     module: str
     arguments: Callable[[Options], list[Any]]
     figures: tuple[Figure, ...]
+    on: tuple[str, ...] = ("CPU", "GPU")
 
 
 def overhead(rows: int, kind: str = "engine") -> Figure:
@@ -75,6 +76,32 @@ SAMPLING = Script(
             ("top_p", "top-p and a penalty", 0.65),
             ("top_p_only", "top-p", 0.65),
         )
+    ),
+)
+SPINNING = Script(
+    "spinning",
+    lambda options: [options.rounds_or(6), 0.5],
+    (
+        Figure("kept", "tiny model, batch 1", "speed beside a busy cell, of idle", 0.35),
+        Figure("cell_loses", "tiny model, batch 1", "share the cell loses", at_most=0.03),
+    ),
+    ("CPU",),
+)
+SPINNING_ON_GPU = Script(
+    "spinning",
+    lambda options: [options.rounds_or(4), 2.0, 32, options.folder],
+    (Figure("kept", "batch 32", "speed beside a busy cell, of idle", 0.6),),
+    ("GPU",),
+)
+STARTUP = Script(
+    "startup",
+    lambda options: [options.rounds_or(3), options.folder],
+    (
+        Figure("seconds.import.least_s", "import mlx_nb", "s", at_most=0.1),
+        Figure("seconds.load_ext.least_s", "%load_ext mlx_nb", "s", at_most=0.2),
+        Figure("seconds.model_loaded.median_s", "model loaded", "s"),
+        Figure("seconds.first_token.median_s", "first token after that", "s"),
+        Figure("seconds.second_first_token.median_s", "the next first token", "s"),
     ),
 )
 FRAMES = (
@@ -116,7 +143,11 @@ MONITOR = Script(
 def measure(options: Options, scripts: tuple[Script, ...]) -> Outcome:
     """Run some scripts, one after another."""
     outcome = Outcome()
+    with contest(options, [], outcome, options.tiny) as (field, _):
+        here = "GPU" if field.gpu else "CPU"
     for script in scripts:
+        if here not in script.on:
+            continue
         command = [
             sys.executable,
             "-m",
@@ -124,22 +155,29 @@ def measure(options: Options, scripts: tuple[Script, ...]) -> Outcome:
             *map(str, script.arguments(options)),
         ]
         options.say("  " + " ".join(command[2:]))
+        done = None
         try:
             done = subprocess.run(
                 command, cwd=ROOT, capture_output=True, text=True, timeout=LONGEST_S, check=False
             )
             printed = json.loads(done.stdout[done.stdout.index("{") :])
-        except (subprocess.TimeoutExpired, ValueError) as error:
-            words = getattr(error, "stderr", None) or getattr(locals().get("done"), "stderr", "")
-            outcome.errors.append(f"{script.module}: {type(error).__name__}: {str(words)[-1500:]}")
+            outcome.rows += [
+                single(script.module, figure.case, "ours", figure.name, figure.read(printed), figure.bar())
+                for figure in script.figures
+            ]
+        except (subprocess.TimeoutExpired, ValueError, KeyError) as error:
+            outcome.errors.append(f"{script.module}: {type(error).__name__}: {said(error, done)}")
+            options.say(outcome.errors[-1])
             continue
         outcome.facts[script.module] = {"status": done.returncode}
         outcome.samples.append({"script": script.module, **printed})
-        outcome.rows += [
-            single(script.module, figure.case, "ours", figure.name, figure.read(printed), figure.bar())
-            for figure in script.figures
-        ]
     return outcome
+
+
+def said(error: Exception, done: "subprocess.CompletedProcess[str] | None") -> str:
+    """Return the last words of a script that printed no JSON."""
+    words = error.stderr if isinstance(error, subprocess.TimeoutExpired) else done and done.stderr
+    return str(words)[-1500:]
 
 
 def workload(*scripts: Script) -> Callable[[Options], Outcome]:
