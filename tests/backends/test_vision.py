@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.models.cache import make_prompt_cache
 from PIL import Image
 from vlm_models import FAMILIES, chat, tiny_vlm_folder
 
 from mlx_nb import EngineCore, SamplingParams
+from mlx_nb.backends import loader
 from mlx_nb.backends.pretrained import Pretrained
 from mlx_nb.errors import RequestError
 from mlx_nb.prompts.chat import chat_tokens
@@ -129,3 +132,23 @@ def test_a_folder_without_a_processor_is_a_text_model(folder: Path) -> None:
             answer(running, chat(FAMILY, "What is it?", images=1), 1)
     finally:
         running.close()
+
+
+@pytest.mark.skipif(
+    mx.default_device() != mx.Device(mx.cpu), reason="rotary embeddings are one operation elsewhere"
+)
+@pytest.mark.parametrize(
+    "family", ["qwen2_vl", "qwen3_vl", "qwen3_5", "gemma3", "gemma4", "llava", "mistral3"]
+)
+def test_a_step_of_text_takes_no_more_operations_than_on_the_text_model(family: str, tmp_path: Path) -> None:
+    folder = tiny_vlm_folder(family)
+    seeing, reading = (loader.load(folder, text_only=text_only).model for text_only in (False, True))
+    assert operations(seeing, tmp_path) <= operations(reading, tmp_path)
+
+
+def operations(model: Any, tmp_path: Path) -> int:
+    """Of one decode step."""
+    caches = make_prompt_cache(model)
+    mx.eval(model(mx.array([[5, 6, 7]]), cache=caches), [cache.state for cache in caches])
+    mx.export_to_dot(str(tmp_path / "step.dot"), model(mx.array([[8]]), cache=caches))
+    return (tmp_path / "step.dot").read_text().count("shape=rectangle")

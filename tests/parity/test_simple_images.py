@@ -3,7 +3,9 @@
 import asyncio
 import gc
 import logging
+import shutil
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -230,6 +232,31 @@ async def test_specprefill_leaves_pictures_alone_and_says_so(
     assert whole.tokens == alone(family, chat(family, LONGER))[0]
     await ask(engine, chat(family, LONGER), specprefill_keep_pct=0.5)
     assert engine.get_stats()["specprefill"]["requests"] == 2
+
+
+def as_text_model(family: str, tmp_path: Path) -> str:
+    """The family's folder as mlx-lm's model of text: without a processor nothing can be seen."""
+    folder = Path(shutil.copytree(tiny_vlm_folder(family), tmp_path / "text"))
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        (folder / name).unlink(missing_ok=True)
+    return str(folder)
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "qwen3_5", "llava", "mistral3"])
+async def test_text_is_answered_as_by_the_text_model(family: str, simple: Open, tmp_path: Path) -> None:
+    draft = str(tiny_vlm_folder(family if family in {"llava", "mistral3"} else "qwen2_vl", 1))
+    options: dict[str, Any] = {"specprefill_draft_model": draft, "specprefill_threshold": 20}
+    seeing = simple(family, **options)
+    async with SimpleEngine(as_text_model(family, tmp_path), **options) as reading:
+        assert not reading.is_mllm
+        sparse = {"specprefill": True}
+        for changes in ({}, {"temperature": 0.9, "seed": 3}, sparse, sparse | {"specprefill_keep_pct": 0.6}):
+            ours, theirs = [
+                await ask(engine, chat(family, LONGER), max_tokens=24, **changes)
+                for engine in (seeing, reading)
+            ]
+            assert ours.tokens == theirs.tokens
+        assert seeing.get_stats()["specprefill"] == reading.get_stats()["specprefill"]
 
 
 @pytest.mark.parametrize(
