@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
+from mlx_nb import __version__
+
 
 def machine() -> dict[str, Any]:
     """Return what figures depend on."""
@@ -16,7 +18,8 @@ def machine() -> dict[str, Any]:
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
-        **{name: version(name) for name in ("mlx", "mlx-lm", "mlx-nb")},
+        **{name: version(name) for name in ("mlx", "mlx-lm")},
+        "mlx-nb": __version__,
         "device": {key: value for key, value in mx.device_info().items() if "name" in key},
         "cores": os.cpu_count(),
         "system": platform.platform(),

@@ -19,6 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from mlx_nb import __version__
 from mlx_nb.backends import cpu_blas
 
 BLAS = cpu_blas.prepare()
@@ -38,7 +39,7 @@ DRIVERS = {
     "vllm_mlx_simple": "vllm_mlx:Simple",
     "writer": "writer:Prompts",
 }
-PACKAGES = ("mlx", "mlx-lm", "mlx-nb", "transformers", "vllm-mlx")
+PACKAGES = ("mlx", "mlx-lm", "transformers", "vllm-mlx")
 
 
 def driver(name: str) -> Driver:
@@ -89,7 +90,7 @@ class Contender:
 
 def versions() -> dict[str, str]:
     """Return those that figures depend on."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "mlx-nb": __version__}
     for name in PACKAGES:
         try:
             found[name] = version(name)
