@@ -23,11 +23,11 @@ GREEDY = SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True)
 
 
 class Counting:
-    """A model that counts the tokens of its calls, except those of single steps."""
+    """A model that counts its calls and their tokens, except those of single steps."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self.prefilled = 0
+        self.prefilled = self.calls = 0
         self.fails = lambda: False
 
     def __call__(self, tokens: mx.array, *args: Any, **kwargs: Any) -> mx.array:
@@ -35,6 +35,7 @@ class Counting:
             raise RuntimeError("the model fails")
         if tokens.shape[1] > 1:
             self.prefilled += tokens.size
+            self.calls += 1
         logits: mx.array = self._model(tokens, *args, **kwargs)
         return logits
 
@@ -50,7 +51,7 @@ class Batch:
         self.model = Counting(model)
         config = EngineConfig(scheduler_config=SchedulerConfig(prefill_step_size=step, **scheduler))
         self.backend = BatchBackend(self.model, tokenizer, config)
-        self.model.prefilled = 0
+        self.model.prefilled = self.model.calls = 0
         self.ids: dict[str, list[int]] = defaultdict(list)
         self.cached: dict[str, int] = {}
         self.done: dict[str, int] = defaultdict(int)
@@ -122,6 +123,7 @@ def test_what_prompts_share_is_prefilled_once(family: str) -> None:
     assert batch.finish([*prompts]) == alone(family, prompts)
     assert batch.cached == {"r0": 0, **{f"r{i}": len(HEAD) for i in range(1, 5)}}
     assert batch.model.prefilled <= len(HEAD) + 5 * 12
+    assert batch.model.calls == 8  # seven of 32 tokens, and one for what all have behind it
     stats = batch.backend.cache_stats()
     assert stats is not None
     assert (stats.hits, stats.misses, stats.tokens_saved) == (4, 1, 4 * len(HEAD))
