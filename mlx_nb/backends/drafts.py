@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import mlx.core as mx
-from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 
 from ..errors import ModelLoadError
+from .rollback import cuts
 
 __all__ = ["Draft", "ModelDraft", "PromptLookup", "Watcher"]
 
@@ -100,7 +101,7 @@ class ModelDraft:
     def __init__(self, model: Weights) -> None:
         self._model = model
         self._state = make_prompt_cache(model)
-        if not can_trim_prompt_cache(self._state):
+        if not cuts(self._state):
             raise ModelLoadError("the draft model's cache can't be cut back: choose one with plain attention")
         self._fed: list[int] = []
         self._known = 0

@@ -14,7 +14,12 @@ from mlx_lm.models.cache import CacheList, RotatingKVCache
 
 from .caches import is_recurrent
 
-__all__ = ["Trial", "trial_objection"]
+__all__ = ["Trial", "cuts", "trial_objection"]
+
+
+def cuts(state: Sequence[Any]) -> bool:
+    """Whether such caches can always be cut back."""
+    return all(map(_cuts, _parts(state)))
 
 
 def trial_objection(state: Sequence[Any]) -> str | None:
@@ -36,7 +41,7 @@ class Trial:
 
     def __init__(self, state: list[Any], tokens: int) -> None:
         self._state, self._tokens = state, tokens
-        self._before = [None if all(map(_cuts, _parts([c]))) else copy.deepcopy(c) for c in state]
+        self._before = [None if cuts([c]) else copy.deepcopy(c) for c in state]
 
     def keep(self, tokens: int, feed: Callable[[int], None]) -> None:
         """Keep the first `tokens` of those that were fed; ``feed(tokens)`` feeds them once more if it must be."""

@@ -250,6 +250,13 @@ async def test_a_draft_of_another_vocabulary_is_refused(simple: Open) -> None:
         await engine.start()
 
 
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_5", "mamba2"])
+async def test_a_draft_that_forgets_is_refused(family: str, simple: Open) -> None:
+    engine = simple(draft_model=str(tiny_folder(family)))
+    with pytest.raises(ModelLoadError, match="can't be cut back: choose one with plain attention"):
+        await engine.start()
+
+
 async def test_specprefill_by_name(simple: Open) -> None:
     engine = simple(
         specprefill_enabled=True,
