@@ -359,7 +359,7 @@ def _joined(texts: list[Text]) -> Text:
 def _given_up(trouble: Trouble, row: _Row, seconds: float) -> Exception:
     """The error of a request that isn't asked again."""
     if row.shown and trouble.passes:
-        return RemoteError(f"{trouble.error}: what came of it stands above; ask again for all of it")
+        return RemoteError(f"{trouble.error}: ask again for all of it")
     if trouble.passes and seconds >= 1:
         return RemoteError(f"{trouble.error} (tried for {seconds:.0f} s)")
     return trouble.error

@@ -371,8 +371,8 @@ class _Answer:
             **media.options(),
         )
         self.open()
-        if not isinstance(tokens, Chat):  # a server doesn't say how far it is
-            self._progress = PromptProgress(core, self.id, len(tokens), self._view)
+        length = None if isinstance(tokens, Chat) else len(tokens)
+        self._progress = PromptProgress(core, self.id, length, self._view)
 
     def take(self, output: RequestOutput, later: Callable[..., Any] | None = None) -> None:
         """Draw what has come."""

@@ -234,15 +234,15 @@ class PromptProgress:
 
     Parameters
     ----------
-    tokens : int
-        Length of the prompt.
+    tokens : int, optional
+        Length of the prompt; None for a server's, which is waited for.
     """
 
-    def __init__(self, core: EngineCore, request_id: str, tokens: int, view: View) -> None:
+    def __init__(self, core: EngineCore, request_id: str, tokens: int | None, view: View) -> None:
         self._core, self._id, self._view = core, request_id, view
         self._ended = threading.Event()
         self._lock = threading.Lock()
-        if tokens >= LONG_PROMPT:
+        if tokens is None or tokens >= LONG_PROMPT:
             context = contextvars.copy_context()
             threading.Thread(
                 target=context.run, args=(self._watch,), name="mlx_nb progress", daemon=True
@@ -250,8 +250,9 @@ class PromptProgress:
 
     def _watch(self) -> None:
         while not self._ended.wait(PROGRESS_S):
-            rows = {row["request_id"]: row for row in self._core.get_stats()["requests"]}
-            text = _reading(rows.get(self._id))
+            stats = self._core.get_stats()
+            rows = {row["request_id"]: row for row in stats["requests"]}
+            text = _reading(rows.get(self._id), stats.get("remote"))
             with self._lock:
                 if text is None or self._ended.is_set():
                     return
@@ -263,11 +264,14 @@ class PromptProgress:
             self._ended.set()
 
 
-def _reading(row: dict[str, Any] | None) -> str | None:
+def _reading(row: dict[str, Any] | None, server: dict[str, Any] | None) -> str | None:
     """What a request does before its answer begins; None once it has."""
     match row:
         case {"phase": "waiting"}:
             return "waiting for other requests"
+        case {"phase": "prefill"} if server is not None:
+            problem = server["problem"]
+            return "waiting for the server" if problem is None else f"asking again: {problem}"
         case {"phase": "prefill", "prefilled_tokens": done, "prompt_tokens": total}:
             return f"reading the prompt, {done:,} of {total:,} tokens"
     return None
