@@ -1,6 +1,9 @@
 """``python -m mlx_nb demo`` runs the first notebook in a real kernel, shows what came out and keeps it as a page.
 
 ``python -m mlx_nb doctor`` says what this installation lacks.
+
+``python -m mlx_nb kernel -n 2 --install NAME`` makes a Jupyter kernel over several processes, for models that are
+divided among them.
 """
 
 from __future__ import annotations
@@ -27,14 +30,49 @@ def main(arguments: list[str] | None = None) -> int:
         "--out", type=Path, default=Path("mlx_nb_demo"), help="folder for the executed notebook and the page"
     )
     commands.add_parser("doctor", help="say what this installation lacks, and the command that mends it")
-    options = parser.parse_args(arguments)
+    kernel_parser = commands.add_parser(
+        "kernel", help="a Jupyter kernel over several processes (mlx.launch)", allow_abbrev=False
+    )
+    kernel_parser.add_argument("-n", dest="processes", type=int, help="processes on this machine")
+    kernel_parser.add_argument(
+        "--hostfile", help="or those of the machines that mlx.launch finds in this file"
+    )
+    kernel_parser.add_argument("--backend", default="ring", help="how they talk: ring, jaccl, nccl, mpi")
+    kernel_parser.add_argument("--starting-port", type=int, help="first port of the ring on each machine")
+    kernel_parser.add_argument("--install", metavar="NAME", help="have Jupyter offer it under this name")
+    options, rest = parser.parse_known_args(arguments)
+    if rest and options.command != "kernel":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
+        if options.command == "kernel":
+            return kernel(options, rest)
         if options.command == "doctor":
             return doctor()
         demo(options.out)
     except (MlxNbError, OSError) as error:
         print(f"mlx_nb: {error}", file=sys.stderr)
         return 1
+    return 0
+
+
+def kernel(options: argparse.Namespace, rest: list[str]) -> int:
+    """Install such a kernel, launch it, or be one of its processes; `rest` goes to ipykernel."""
+    from .notebook import launched
+
+    if options.processes is None and options.hostfile is None:
+        if options.install is not None:
+            raise MlxNbError("how many processes? give -n 2, or a --hostfile")
+        launched.run(rest)
+        return 0
+    where = ["-n", str(options.processes)] if options.hostfile is None else ["--hostfile", options.hostfile]
+    where += ["--backend", options.backend]
+    where += [] if options.starting_port is None else ["--starting-port", str(options.starting_port)]
+    if options.install is None:
+        if options.hostfile is None and options.starting_port is None:
+            where += ["--starting-port", str(launched.free_port())]  # another kernel may have the usual one
+        launched.launch(where, rest)
+    else:
+        print(f"Jupyter offers {options.install!r}: {launched.install(options.install, where)}")
     return 0
 
 

@@ -31,11 +31,12 @@ from ..request import Request
 from . import cpu_blas, sources
 from .base import Backend, CacheStats, Event, Memory, Token
 
-__all__ = ["HINT", "Distributed", "follow", "rank_and_size"]
+__all__ = ["HINT", "Distributed", "follow", "meet", "rank_and_size"]
 
 HINT = (
-    "a model over several processes needs a kernel that mlx.launch started: "
-    "mlx.launch -n 2 -- python -m mlx_nb kernel -f FILE (README, Scaling out)"
+    "a model over several processes needs a kernel or a script that mlx.launch started: "
+    "python -m mlx_nb kernel -n 2 --install parts makes a kernel for Jupyter, "
+    "and a script goes by mlx.launch -n 2 -- python script.py"
 )
 CHUNK = 256
 """Tokens of a prefill chunk at most: the same everywhere, so none that follows the clock."""
@@ -201,6 +202,12 @@ class _Others:
                 raise
             self.lost = True
             raise EngineStopped(_LOST) from error
+
+
+def meet() -> None:
+    """Connect to the processes that follow, before there is an engine: they wait for it better so."""
+    if rank_and_size()[1] > 1:
+        _others()
 
 
 @functools.cache

@@ -216,9 +216,8 @@ class Worker:
             self._become("running")
             self._serve()
         except BaseException as error:
-            if self.state == "running":
-                known = isinstance(error, MlxNbError)  # it says what happened
-                log.error("mlx_nb: the engine thread failed (%s)", error, exc_info=not known)  # noqa: TRY400 - a known one says it all
+            if self.state == "running" and not isinstance(error, MlxNbError):  # that all who wait are told
+                log.exception("mlx_nb: the engine thread failed")
             if error is not self._stopping:  # else loading was given up
                 state, failure = "failed", _detached(error)
         self._end(state, failure)

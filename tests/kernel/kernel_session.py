@@ -70,12 +70,12 @@ def eventually(condition: Callable[[], Any], timeout: float = 10) -> Any:
 class KernelSession:
     """A kernel of its own process."""
 
-    def __init__(self) -> None:
-        self._manager = KernelManager(kernel_name="python3")
+    def __init__(self, name: str = "python3") -> None:
+        self._manager = KernelManager(kernel_name=name)
         self._manager.start_kernel()
         self._client = self._manager.client()
         self._client.start_channels()
-        self._client.wait_for_ready(timeout=30)
+        self._client.wait_for_ready(timeout=30 if name == "python3" else 120)
         self._cells: dict[str, Cell] = {}
         self._places: dict[str, tuple[Cell, int]] = {}
         self._ended = threading.Event()
