@@ -21,8 +21,8 @@ from ..errors import ModelLoadError
 from ..request import Request
 from ..sampling import SamplingParams
 from .base import Event, Fault, ModelInfo, Prefilled, Token
-from .chunks import ChunkSize
-from .generator import FIRST_CHUNK, Generator
+from .chunks import FIRST, ChunkSize
+from .generator import Generator
 from .logprobs import logprob_of
 from .prefix_cache import shortened
 from .resident import Resident
@@ -313,7 +313,7 @@ class BatchBackend(Resident):
         rows = min(4, self._config.scheduler_config.max_running)
         for more in (1, rows - 1):
             for _ in range(more):
-                uid = generator.add([[0] * FIRST_CHUNK], None, [])
+                uid = generator.add([[0] * FIRST], None, [])
                 sampler.add(uid, Request(f"warm-{uid}", [0], SamplingParams(), seed=0, arrival=0.0))
             made = 0
             while made < 4 * more:

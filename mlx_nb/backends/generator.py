@@ -14,18 +14,14 @@ import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, GenerationBatch, PromptProcessingBatch, StopSequences
 from mlx_lm.models.cache import BatchRotatingKVCache
 
+from .chunks import ChunkSize
 from .lone import Lone, normalized
 from .roomy import roomy
 from .samplers import RowSampler
 
-__all__ = ["FIRST_CHUNK", "Generator"]
+__all__ = ["Generator"]
 
 ENDLESS = 1 << 62
-FIRST_CHUNK = 128
-SMALLEST_CHUNK = 64
-"""Tokens of all rows together. A smaller chunk takes hardly less time: the weights are read once for each."""
-CHUNK_S = 0.4
-"""Seconds that a prefill chunk should take: other rows and aborts wait as long."""
 _BY_ROW = (
     "uids", "prompt_cache", "tokens", "samplers", "logits_processors", "max_tokens", "stop_sequences",
 )  # fmt: skip
@@ -132,8 +128,6 @@ class Generator(BatchGenerator):
     """
 
     prefill_step_size: int
-    speed = 0.0
-    """Tokens a second of the last prefill chunk that was long enough to tell."""
     adapts = True
     """Whether prefill chunks are sized by the time they take."""
 
@@ -147,18 +141,24 @@ class Generator(BatchGenerator):
         prompts: int,
         chunk: int,
     ) -> None:
+        size = ChunkSize(chunk)
         super().__init__(
             _Observed(model, sampler, shifts),
             sampler=sampler,
             completion_batch_size=rows,
             prefill_batch_size=prompts,
-            prefill_step_size=min(FIRST_CHUNK, chunk),
+            prefill_step_size=size.tokens,
         )
         self._prompt_batch = _Prefilling.empty(self.model, sampler, prefill_step_size=chunk)
         self._generation_batch = _Decoding.empty(self.model, sampler)
-        self._chunk = chunk
+        self._size = size
         self._prefill_seen = (0, 0.0)
         self._lone: Lone | None = None
+
+    @property
+    def speed(self) -> float:
+        """See `ChunkSize`."""
+        return self._size.speed
 
     def add(self, segments: Sequence[Sequence[int]], state: list[Any] | None, before: Sequence[int]) -> int:
         """Take a row in, whose tokens `before` are in `state`; `next` stops at the end of each segment."""
@@ -244,24 +244,13 @@ class Generator(BatchGenerator):
         super().close()
 
     def _adapt_chunk(self) -> None:
-        """Size the next prefill chunk from the speed of the last one.
-
-        It doubles or halves at most: the speed of small chunks says little about large ones, and on a GPU the
-        first chunk of a kind takes the time of a compiler.
-        """
-        if not self.adapts:
-            return
+        """Size the next prefill chunk from the speed of the last one."""
         counters, seen = self._counters, self._prefill_seen
         self._prefill_seen = (counters.prompt_tokens, counters.prompt_time)
         tokens, seconds = counters.prompt_tokens - seen[0], counters.prompt_time - seen[1]
-        rows = max(1, len(self._prompt_batch))
-        smallest = max(1, SMALLEST_CHUNK // rows)
-        if tokens < SMALLEST_CHUNK // 2 or seconds <= 0:  # the end of a prompt, which tells nothing
-            return
-        self.speed = tokens / seconds
-        ideal = int(self.speed * CHUNK_S / rows)
-        now = self.prefill_step_size
-        self.prefill_step_size = min(max(ideal, now // 2, smallest), 2 * now, self._chunk)
+        if tokens and self.adapts:
+            self._size.took(tokens, seconds, max(1, len(self._prompt_batch)))
+            self.prefill_step_size = self._size.tokens
 
 
 def _read(lone: Lone) -> GenerationBatch.Response:
