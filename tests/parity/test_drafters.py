@@ -240,6 +240,23 @@ async def test_nothing_of_a_request_is_left_in_the_drafter(simple: Open) -> None
     )
 
 
+async def test_a_fault_of_the_drafter_ends_its_request_and_no_other(
+    simple: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = simple("mtp")
+    await engine.start()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("no block today")
+
+    trained, _ = load_drafter(str(tiny_pair("mtp")[1]))
+    with monkeypatch.context() as patched:
+        patched.setattr(type(trained), "draft_block", fail)
+        with pytest.raises(ZeroDivisionError, match="no block today"):
+            await engine.generate(PROMPT, **GREEDY)
+    await same(simple("mtp", plain=True), engine, PROMPT)
+
+
 async def test_a_bounded_cache(simple: Open) -> None:
     options = {"max_kv_size": 24, "enable_cache": False}
     plain, engine = simple("assistant", plain=True, **options), simple("assistant", **options)
