@@ -171,7 +171,7 @@ def contest(
     folder = folder or options.folder
     with ExitStack() as stack:
         writer = stack.enter_context(Link(Entry("writer", "writer"), folder))
-        up = Field(options, outcome, gpu=writer.facts["blas"] == "not needed")
+        up = Field(options, outcome, gpu=writer.facts["gpu"])
         stack.callback(up.close)
         for entry in entries:
             options.say(f"  starting {entry.name}")

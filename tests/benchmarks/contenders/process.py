@@ -66,6 +66,7 @@ class Contender:
             "load_s": time.perf_counter() - began,
             "versions": versions(),
             "device": device(),
+            "gpu": on_gpu(),
             "blas": BLAS.status,
         }
 
@@ -105,6 +106,13 @@ def device() -> str:
 
     info = mx.device_info()
     return str(info.get("device_name") or info.get("name") or mx.default_device())
+
+
+def on_gpu() -> bool:
+    """Whether MLX computes on one."""
+    import mlx.core as mx
+
+    return bool(mx.default_device().type != mx.DeviceType.cpu)
 
 
 def main(name: str) -> None:

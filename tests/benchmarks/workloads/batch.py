@@ -40,8 +40,6 @@ def measure(options: Options) -> Outcome:
     outcome = Outcome()
     sizes = options.sizes or (SIZES[:2] if options.quick else SIZES)
     names = options.chosen(USUAL, BESIDE)
-    if max(sizes) == 1:
-        names = [name for name in names if name != "batch_generate"]
     entries = [options.entry(name, rows=max(sizes)) for name in names]
     with contest(options, entries, outcome) as (field, prompts):
         gpu = field.gpu
