@@ -35,6 +35,8 @@ class Server:
         Fields of `SamplingParams` that it honours.
     thinking : {"no", "template", "body"}
         Whether thinking can be switched, and where that is said.
+    only_chat : frozenset of str
+        Those of them that raw prompts can't have.
     counts_raw : bool
         Whether it counts tokens of raw prompts too.
     most_stops : int, optional
@@ -43,20 +45,24 @@ class Server:
     name: str
     takes: frozenset[str]
     thinking: Literal["no", "template", "body"] = "no"
+    only_chat: frozenset[str] = frozenset({"thinking"})
     counts_raw: bool = True
     most_stops: int | None = None
 
     def check(self, request: Request) -> None:
         """RequestError for what can't be passed on."""
         params = request.params
+        raw = isinstance(request.asked, str)
         for name in _asked(params):
             if name not in self.takes:
                 raise RequestError(self._refusal(name))
+            if raw and name in self.only_chat:
+                raise RequestError(f"{name} goes with messages, not with a raw prompt: leave it out, or raw")
         if self.most_stops is not None and len(params.stop or ()) > self.most_stops:
             raise RequestError(f"the server takes {self.most_stops} stop strings at most: give fewer")
         if request.sparse_prefill is not None:
             raise RequestError("a server reads its prompts its own way: leave sparse_prefill out")
-        if isinstance(request.asked, str) and request.tools:
+        if raw and request.tools:
             raise RequestError("tools act through the chat template: leave them out, or raw")
 
     def _refusal(self, name: str) -> str:
@@ -180,7 +186,7 @@ _STANDARD = {"seed", "presence_penalty", "frequency_penalty", "logit_bias"}
 SERVERS: Mapping[str, Server] = {
     server.name: server
     for server in (
-        Server("openai", frozenset(_STANDARD | {"schema"}), most_stops=4),
+        Server("openai", frozenset(_STANDARD | {"schema"}), only_chat=frozenset({"schema"}), most_stops=4),
         Server(
             "vllm",
             frozenset(
@@ -194,6 +200,7 @@ SERVERS: Mapping[str, Server] = {
             "vllm-mlx",
             frozenset({"top_k", "min_p", "presence_penalty", "repetition_penalty", "schema", "thinking"}),
             thinking="body",
+            only_chat=frozenset({"schema", "thinking"}),
             counts_raw=False,
         ),
         Server(

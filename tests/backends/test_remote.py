@@ -215,6 +215,27 @@ def test_what_a_kind_of_server_has_not_is_refused_and_what_it_has_is_passed_on(
         assert server.asked[0].items() >= sent.items()
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("vllm", {"thinking": True}),
+        ("vllm-mlx", {"schema": {"type": "object"}}),
+        ("openai", {"schema": {"type": "object"}}),
+    ],
+)
+def test_what_a_raw_prompt_can_not_have_is_refused(
+    serve, connect, kind: str, options: dict[str, Any]
+) -> None:
+    server = serve()
+    core = connect(server, server=kind)
+
+    with pytest.raises(RequestError, match="not with a raw prompt"):
+        core.submit("Once upon a time", GREEDY.but(**options))
+    with pytest.raises(RequestError, match="leave them out, or raw"):
+        core.submit("Once upon a time", GREEDY, tools=[WEATHER])
+    assert server.asked == []
+
+
 @pytest.mark.parametrize("kind", ["openai", "vllm", "vllm-mlx"])
 def test_a_schema_is_a_response_format(serve, connect, kind: str) -> None:
     server, schema = serve(says('{"a": 1}')), {"type": "object"}
@@ -458,7 +479,7 @@ def test_an_answer_cut_before_its_first_text_is_asked_again(serve, connect) -> N
 
 
 def test_of_an_answer_cut_while_it_is_read_nothing_is_doubled(serve, connect) -> None:
-    server = serve(says("hel", finish=None), says("hello"))
+    server = serve(says("hel", finish=None, every_s=0.3), says("hello"))
     core = connect(server)
     request = core.submit(HELLO, GREEDY)
 
