@@ -44,6 +44,8 @@ describe("workers of a cluster", () => {
     expect(ids()).toEqual(["127.0.0.1:40001", "127.0.0.1:40002"]);
     expect([...el.querySelectorAll("td.phase div")].map((cell) => cell.textContent)).toEqual(["Running40 / 200", "Idle"]);
     expect(el.querySelector("tbody button")).toBeNull();
+    model.set({ rows: [{ id: "127.0.0.1:40001", prompt: "1 partition" }, { id: "127.0.0.1:40002", prompt: "nothing" }] });
+    expect(text("td.prompt")).toBe("1 partition");
     expect(one(".list").getAttribute("aria-label")).toBe("Workers");
   });
 });

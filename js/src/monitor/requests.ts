@@ -16,6 +16,7 @@ class Row {
   private readonly rate = h("td", { role: "cell", class: "num rate-now" });
   private readonly elapsed = h("td", { role: "cell", class: "num elapsed" });
   private readonly cached = h("td", { role: "cell", class: "num cached" });
+  private readonly prompt = h("td", { role: "cell", class: "prompt" });
   private readonly abort: HTMLButtonElement;
   private timer: ReturnType<typeof setTimeout> | undefined;
   readonly element: HTMLTableRowElement;
@@ -25,7 +26,8 @@ class Row {
     private readonly worker: boolean,
     onAbort: (id: string) => void,
   ) {
-    const { id, prompt } = request;
+    const { id } = request;
+    this.says(request);
     this.abort = h("button", { type: "button", "aria-label": `Abort ${id}` }, "Abort");
     this.abort.addEventListener("click", () => {
       this.abort.disabled = true;
@@ -40,9 +42,15 @@ class Row {
       this.rate,
       this.elapsed,
       this.cached,
-      h("td", { role: "cell", class: "prompt", title: prompt }, prompt),
+      this.prompt,
       h("td", { role: "cell", class: "abort" }, ...(worker ? [] : [this.abort])),
     );
+  }
+
+  /** Shows the prompt; or what a worker is at work on, which changes. */
+  says({ prompt }: RequestRow): void {
+    setText(this.prompt, prompt);
+    setAttribute(this.prompt, "title", prompt);
   }
 
   update({ phase, done, total, rate: now, elapsed, cached }: RequestProgress): void {
@@ -103,6 +111,7 @@ export class Requests {
     this.workers = workers;
     this.head.replaceChildren(headers(workers));
     setAttribute(this.element, "aria-label", workers ? "Workers" : "Requests");
+    this.element.classList.toggle("workers", workers);
   }
 
   update(requests: readonly RequestRow[], progress: readonly RequestProgress[], hidden: number): void {
@@ -118,6 +127,7 @@ export class Requests {
       if (!row) this.rows.set(request.id, (row = new Row(request, this.workers, this.onAbort)));
       if (row.element === place) place = place.nextElementSibling;
       else this.body.insertBefore(row.element, place);
+      if (this.workers) row.says(request);
       const moving = progress[index];
       if (moving) row.update(moving);
     });
