@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import itertools
 import json
 import queue
 import threading
@@ -36,6 +37,8 @@ __all__ = ["RemoteBackend", "remote_backend"]
 STEP_S = 0.1
 """Seconds that a step waits at most for something to come: how late a request's deadline may be noticed."""
 CONNECT_S = 10.0
+LIST_S = 30.0
+"""Seconds that a server may take to list its models."""
 LISTED = 12
 """Models that an error names."""
 
@@ -249,7 +252,8 @@ class RemoteBackend:
         """The server's models, and what it says it is."""
         trouble: Trouble
         try:
-            response = (await self._client.models.with_raw_response.list()).http_response
+            timeout = min(LIST_S, self._remote.timeout_s)
+            response = (await self._client.models.with_raw_response.list(timeout=timeout)).http_response
             software = response.headers.get("server", "")
             return _listed(response.text, software), software
         except Exception as error:
@@ -269,7 +273,7 @@ class RemoteBackend:
     async def _run(self, row: _Row) -> None:
         """Have a request answered, patiently."""
         since: float | None = None
-        for attempt in range(2**30):
+        for attempt in itertools.count():
             trouble: Trouble
             try:
                 await self._ask(row)
@@ -346,8 +350,12 @@ async def _steadily(events: AsyncIterator[Text | Ended]) -> AsyncIterator[Text |
             yield event
     except openai.APITimeoutError:
         raise
-    except (openai.APIConnectionError, OSError):
-        raise Cut from None
+    except Exception as error:
+        # Older releases of the client pass on what its HTTP library raises.
+        transport = type(error).__module__.startswith("httpx")
+        if transport or isinstance(error, openai.APIConnectionError | OSError):
+            raise Cut from None
+        raise
 
 
 def _joined(texts: list[Text]) -> Text:

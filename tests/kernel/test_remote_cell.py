@@ -101,6 +101,8 @@ def test_the_engine_is_listed_watched_and_steered(cells: "KernelSession", mlx_se
     assert cells.run("%mlx_engine stats -o stats").status == "ok"
     assert cells.ask("stats['remote']['url']") == f"{mlx_server.url}/v1"
     assert cells.run("%mlx_engine requests -o live").status == "ok"
+    panel = cells.run("%mlx_chat --panel")
+    assert any(VIEW in display for display in panel.displays)
     for command in ("pause", "resume", "warm", "use server", "restart", "models"):
         cell = cells.run(f"%mlx_engine {command}", 60)
         assert cell.status == "ok", cell
