@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..bench import Options, Outcome
-from . import aborts, arrivals, batch, first_token, many, memory, mixed, scripts, shared
+from . import aborts, arrivals, batch, company, first_token, many, memory, mixed, scripts, shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ WORKLOADS = {
     ),
     "shared": Workload("prompts that share 1,000 tokens, together and one after another", shared.measure),
     "mixed": Workload("gaps between streamed tokens while a prompt of 4,000 is prefilled", mixed.measure),
+    "company": Workload("a lone answer that gets company and loses it: tokens, speed", company.measure),
     "aborts": Workload("what a storm of requests that leave takes from those that stay", aborts.measure),
     "many": Workload("10,000 short requests: rate, and memory that stays flat", many.measure),
     "memory": Workload("peak memory, with the prefix cache and without", memory.measure),
