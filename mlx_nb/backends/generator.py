@@ -15,8 +15,9 @@ from mlx_lm.generate import BatchGenerator, GenerationBatch, PromptProcessingBat
 from mlx_lm.models.cache import BatchRotatingKVCache
 
 from .chunks import ChunkSize
-from .lone import Lone, normalized
-from .roomy import roomy
+from .draws import normalized
+from .lone import Lone
+from .roomy import only, roomy
 from .samplers import RowSampler
 
 __all__ = ["Generator"]
@@ -215,7 +216,8 @@ class Generator(BatchGenerator):
         elif len(decoding.uids) == 1 and not self._prompt_batch.uids and not self._unprocessed_sequences:
             (uid,) = decoding.uids
             drawn = decoding._next_tokens, decoding._next_logprobs[0]
-            lone = Lone(self.model, self.sampler, uid, decoding.extract_cache(0), decoding.tokens[0], drawn)
+            state = only(decoding.prompt_cache)
+            lone = Lone(self.model, self.sampler, uid, state, decoding.tokens[0], drawn)
             super().remove([uid])
             self._lone = lone
 
