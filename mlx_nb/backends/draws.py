@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-__all__ = ["Draw", "FewDraw", "FreeDraw", "NucleusDraw", "Wish", "draw_for", "likeliest"]
+__all__ = [
+    "Draw", "FewDraw", "FreeDraw", "NucleusDraw", "Wish", "decisive", "draw_for", "likeliest", "normalized",
+]  # fmt: skip
 
 FEW = 64
 """Tokens that are looked at for rows with a smaller top_k; those with a larger one have the next power of two."""
@@ -23,6 +25,22 @@ _POWERS_OF_2 = (
     5.54852202e-02, 2.40229325e-01, 6.93147042e-01,
 )  # fmt: skip
 """Coefficients of x^6 to x of a polynomial for 2^x - 1 on [0, 1), least squares of the relative error."""
+
+
+def normalized(logits: mx.array) -> mx.array:
+    """Log-probabilities, of the same shape."""
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def decisive(logits: mx.array, logprobs: mx.array | None = None) -> mx.array:
+    """What tells the likeliest token.
+
+    In half precision these are the log-probabilities, as for mlx-lm, which round otherwise; in single precision the
+    logits do, and the exponential of each is spared.
+    """
+    if logits.dtype == mx.float32:
+        return logits
+    return normalized(logits) if logprobs is None else logprobs
 
 
 class Wish(NamedTuple):

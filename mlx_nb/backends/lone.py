@@ -11,20 +11,16 @@ from typing import Any
 
 import mlx.core as mx
 
+from .draws import normalized
 from .samplers import RowSampler
 
-__all__ = ["Ahead", "Drawn", "Lone", "draw", "normalized"]
+__all__ = ["Ahead", "Drawn", "Lone", "draw"]
 
 Drawn = tuple[mx.array, mx.array]
 """A token, shape (1,), and the log-probabilities that it was drawn from, shape (vocabulary,)."""
 
 CLEAR_EVERY = 512
 """Tokens after which MLX's pool is emptied: caches that grew leave theirs behind."""
-
-
-def normalized(logits: mx.array) -> mx.array:
-    """Log-probabilities, of the same shape."""
-    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
 def draw(sampler: RowSampler, uid: int, logits: mx.array) -> Drawn:

@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from ..request import Request
 from ..sampling import SamplingParams
-from .draws import Draw, FewDraw, Wish, draw_for
+from .draws import Draw, FewDraw, Wish, decisive, draw_for
 from .edits import Edited, Edits
 from .grammar import Constraint
 
@@ -113,8 +113,7 @@ class RowSampler:
             batch = self._batch = _Batch(list(uids), [self._rows[uid] for uid in uids], logprobs.shape[-1])
             self.shows = batch.shows
         raw = logprobs if logits is None else logits[:, -1, :]
-        # In half precision the two differ by rounding, and mlx-lm's likeliest token is that of the second.
-        likely = raw if raw.dtype == mx.float32 else logprobs
+        likely = decisive(raw, logprobs)
         if batch.plain:
             return mx.argmax(likely, axis=-1)
         return batch.sample(raw.astype(mx.float32), likely, self.faults)

@@ -25,8 +25,9 @@ from .base import CacheStats, Drafted, Event, Fault, ModelInfo, Prefilled, Token
 from .bounded import bounded_cache
 from .chunks import ChunkSize
 from .drafts import Draft, Watcher
+from .draws import decisive
 from .logprobs import logprob_of
-from .lone import Ahead, draw, normalized
+from .lone import Ahead, draw
 from .resident import Resident
 from .rollback import Trial, trial_objection
 from .samplers import RowSampler
@@ -351,7 +352,7 @@ class SingleBackend(Resident):
     def _agreed(self, stream: _Stream, logits: mx.array, guesses: Sequence[int]) -> list[Event]:
         """What the target says at each place, up to the first that was not guessed."""
         if self._sampler.is_plain(ROW) and stream.request.params.logprobs is None:
-            best: Any = mx.argmax(normalized(logits), axis=-1)[0].tolist()
+            best: Any = mx.argmax(decisive(logits), axis=-1)[0].tolist()
             kept = next((i for i, guess in enumerate(guesses) if guess != best[i]), len(guesses))
             return [self._said(stream, token) for token in best[: kept + 1]]
         said: list[Event] = []
