@@ -9,6 +9,7 @@ from mlx_lm.sample_utils import make_logits_processors
 from models import tiny
 
 from mlx_nb import EngineCore, SamplingParams
+from mlx_nb.backends.draws import likeliest
 from mlx_nb.backends.samplers import RowSampler
 from mlx_nb.request import Request
 
@@ -99,6 +100,30 @@ def test_a_large_vocabulary_is_cut_where_the_whole_would_be(changes: dict[str, A
     # A token at the very edge may fall to either side by rounding.
     assert allowed[drawn].mean() > 0.98
     assert len(drawn) > min(0.4 * allowed.sum(), 100)
+
+
+@pytest.mark.parametrize("size", [20_000, 20_001])
+@pytest.mark.parametrize("count", [1, 64, 128, 1000, 30_000])
+def test_the_likeliest_of_a_large_vocabulary_are_found(size: int, count: int) -> None:
+    scores = np.round(RNG.standard_normal((3, size)) * 4, 2).astype(np.float32)  # with ties
+    scores[1, 500:] = -np.inf
+    ids, values = (np.array(each) for each in likeliest(mx.array(scores), count))
+    count = min(count, size)
+    assert (values == -np.sort(-scores, axis=-1)[:, :count]).all()
+    finite = values > -np.inf
+    assert (np.take_along_axis(scores, np.minimum(ids, size - 1), axis=-1)[finite] == values[finite]).all()
+    assert all(len(set(row[mask])) == mask.sum() for row, mask in zip(ids, finite, strict=True))
+
+
+@pytest.mark.parametrize("changes", [{"top_p": 0.6}, {"top_k": 50}, {"top_p": 0.9, "min_p": 0.02}])
+def test_a_nucleus_of_a_large_vocabulary_is_cut_where_the_whole_would_be(changes: dict[str, Any]) -> None:
+    logits = (-1.1 * np.log(RNG.permutation(20_000) + 1)).astype(np.float32)  # some tokens, and a long tail
+    params = hot(**changes)
+    expected = probabilities(params, logits)
+    drawn = counts(params, logits, 200)
+    assert (expected[np.flatnonzero(drawn)] > 0).mean() > 0.98
+    likely = expected > 0.02
+    assert abs(drawn[likely].sum() / 200 - expected[likely].sum()) < 0.15
 
 
 def test_a_row_is_drawn_alike_whatever_the_others_ask_for() -> None:
@@ -201,6 +226,25 @@ def test_the_repetition_penalty_is_mlx_lms() -> None:
         expected = int(mx.argmax(processor(mx.array(tokens), mx.array(logits[None]))).item())
         assert step(sampler, [0], logits[None]) == [expected]
         tokens.append(expected)
+
+
+def test_edits_are_those_of_a_row_alone_whoever_comes_and_goes() -> None:
+    rng = np.random.default_rng(6)
+    shapes = [
+        hot(temperature=0),
+        *(hot(temperature=uid % 2, **each) for uid, each in enumerate(EDITS.values())),
+    ]
+    prompts = [tuple(rng.integers(0, 40, 3 + 4 * uid).tolist()) for uid in range(len(shapes))]
+    logits = [(LOGITS + rng.standard_normal((len(shapes), 40))).astype(np.float32) for _ in range(24)]
+    company = RowSampler()
+    alone = [RowSampler() for _ in shapes]
+    for sampler in (company, *alone):
+        for uid, params in enumerate(shapes):
+            sampler.add(uid, request(params, uid, prompts[uid]))
+    for turn, step_logits in enumerate(logits):
+        uids = [uid for uid in rng.permutation(len(shapes)).tolist() if (uid + turn // 3) % 4]
+        tokens = step(company, uids, step_logits[uids])
+        assert tokens == [step(alone[uid], [uid], step_logits[uid : uid + 1])[0] for uid in uids]
 
 
 def test_a_resumed_row_goes_on_as_if_it_had_never_left() -> None:

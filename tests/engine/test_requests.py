@@ -461,6 +461,38 @@ async def test_step_interval_gathers_steps_into_one_output(start: Make) -> None:
     assert len(sizes) < 20
 
 
+async def test_a_step_wakes_a_loop_once_however_many_answers_it_streams(
+    start: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start(says("x" * 40), step_s=0.005, config={"max_num_seqs": 8})
+    loop = asyncio.get_running_loop()
+    wake, woken = loop.call_soon_threadsafe, []
+    monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *args: [woken.append(args), wake(*args)][-1])
+
+    async def deltas(request_id: str) -> int:
+        return len([output async for output in engine.stream_outputs(request_id)])
+
+    ids = [await engine.add_request("q") for _ in range(8)]
+    steps = engine.get_stats()["steps_executed"]
+    counts = await asyncio.gather(*map(deltas, ids))
+    steps = engine.get_stats()["steps_executed"] - steps
+    assert sum(counts) > 4 * steps
+    assert len(woken) < 2 * steps
+
+
+async def test_consumers_that_read_at_different_times_read_the_same(start: Make) -> None:
+    engine = start(says("naïve 😀 " * 20), step_s=0.001)
+    request_id = await engine.add_request("q")
+    early = engine.stream_outputs(request_id)
+    seen = [await anext(early) for _ in range(3)]
+    late = engine.stream_outputs(request_id)
+    others = [output async for output in late]
+    seen += [output async for output in early]
+    assert "".join(output.new_text for output in seen) == "naïve 😀 " * 20
+    assert "".join(output.new_text for output in others) == "naïve 😀 " * 20
+    assert seen[-1].output_text == others[-1].output_text
+
+
 # -- several prompts, synchronously ---------------------------------------------------------------------
 
 
