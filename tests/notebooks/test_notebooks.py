@@ -6,6 +6,7 @@ from typing import Any
 import nbclient
 import nbformat
 import pytest
+from models import tiny_folder
 from vlm_models import tiny_vlm_folder
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
@@ -65,6 +66,18 @@ EXPECTED = {
         "Which colour was it?": ["prompt tokens cached"],
         "%mlx_engine stop": ["stopped"],
     },
+    "05_scaling_out": {
+        "a row for each": ["Engine monitor: demo, idle"],
+        "partitions=4": ["Paris", "Tokyo", "skipped", "'country' is null"],
+        "before =": ["7"],
+        "guesses": ["done", "7"],
+        "%mlx_engine list": ["http://127.0.0.1:", "running"],
+        "What is the capital of France?": ["12 tokens"],
+        "head(2)": ["truncated"],
+        "%mlx_engine stop": ["stopped"],
+        "server.terminate": ["True"],
+        "--distributed": ["python -m mlx_nb kernel -n 2"],
+    },
 }
 
 
@@ -86,6 +99,7 @@ def test_a_notebook_runs_and_shows_what_it_promises(
 ) -> None:
     # Of models that see, none is small enough to be fetched here: a tiny random one stands in.
     monkeypatch.setenv("MLX_NB_VISION_MODEL", str(tiny_vlm_folder("qwen2_vl")))
+    monkeypatch.setenv("MLX_NB_SERVED_MODEL", str(tiny_folder()))
     notebook = nbformat.read(path, as_version=4)
     nbclient.NotebookClient(
         notebook, timeout=500, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
