@@ -287,7 +287,8 @@ class RemoteBackend:
             if trouble.passes:
                 self._failing_since = self._failing_since or now
             wait = max(pause(attempt), trouble.wait_s or 0.0)
-            if row.shown or not trouble.passes or not self._is_patient(since, now + wait):
+            over = row.shown or not trouble.passes or attempt + 1 == trouble.tries
+            if over or not self._is_patient(since, now + wait):
                 self._put(row, Fault(row.request.request_id, _given_up(trouble, row, now - since)))
                 return
             self._retries += 1

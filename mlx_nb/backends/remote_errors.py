@@ -19,6 +19,8 @@ __all__ = ["Cut", "Trouble", "pause", "trouble_of"]
 
 _PASSING = {408, 409, 425, 429}
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
+FAULTS = 4
+"""Times that a request is asked which the server fails at: it may be the request's fault."""
 
 
 class Cut(Exception):
@@ -35,11 +37,14 @@ class Trouble:
         Whether the same request may go well a little later.
     wait_s : float, optional
         Seconds that the server asks to wait.
+    tries : int, optional
+        Attempts after which it is clear that it doesn't pass.
     """
 
     error: MlxNbError
     passes: bool = False
     wait_s: float | None = None
+    tries: int | None = None
 
 
 def pause(attempt: int) -> float:
@@ -76,7 +81,8 @@ def _of_status(error: Any, url: str, key: Key | None) -> Trouble:
     status, said = error.status_code, _said(error, key)
     if status in _PASSING or status >= 500:
         what = "is asked too much" if status == 429 else "fails"
-        return Trouble(RemoteError(f"{url} {what} ({status}): {said}"), True, _wait_s(error.response.headers))
+        wait_s, tries = _wait_s(error.response.headers), FAULTS if status == 500 else None
+        return Trouble(RemoteError(f"{url} {what} ({status}): {said}"), True, wait_s, tries)
     if status in (401, 403):
         return Trouble(RemoteError(_of_key(status, url, key, said)))
     if said.lower().rstrip(".") in ("not found", "error code: 404"):

@@ -439,6 +439,14 @@ def test_patience_ends(serve, connect) -> None:
     assert time.monotonic() - began < 4
 
 
+def test_a_request_that_a_server_always_fails_at_is_given_up_soon(serve, connect) -> None:
+    server = serve(fails(500, "internal error"))
+
+    with pytest.raises(RemoteError, match=r"fails \(500\): internal error"):
+        connect(server, patience_s=600.0).generate_sync(HELLO, GREEDY)
+    assert len(server.asked) == 4
+
+
 def test_a_request_that_is_refused_is_not_asked_again(serve, connect) -> None:
     server = serve(fails(400, "the context is 512 tokens"))
 
