@@ -155,6 +155,8 @@ class Generator(BatchGenerator):
         self._size = size
         self._prefill_seen = (0, 0.0)
         self._lone: Lone | None = None
+        self._told: set[int] = set()
+        self._eager = mx.default_device().type == mx.DeviceType.cpu
 
     @property
     def speed(self) -> float:
@@ -193,15 +195,36 @@ class Generator(BatchGenerator):
     def next(self) -> tuple[list[Any], list[Any]]:
         """One decode step and at most one prefill chunk."""
         with mx.stream(self._stream):
+            told, self._told = self._told, set()
             self._settle()
             lone = self._lone
             tokens = [] if lone is None else [_read(lone)]
+            if lone is not None and lone.uid in told:
+                tokens = [_read(lone)]
             prompts: list[Any] = []
             if lone is None or self._prompt_batch.uids or self._unprocessed_sequences:
                 prompts, more = self._next()
                 self._adapt_chunk()
-                tokens += more
+                tokens += [response for response in more if response.uid not in told]
+                tokens += self._read_first() if self._eager else []
             return prompts, tokens
+
+    def _read_first(self) -> list[GenerationBatch.Response]:
+        """First tokens, without the next ones begun: on a CPU those would take a whole pass before these are read.
+
+        They are read again in the next step, and not told twice.
+        """
+        decoding = self._generation_batch
+        new = [place for place, count in enumerate(decoding._num_tokens) if count == 0]
+        new = [place for place in new if decoding.uids[place] not in self.sampler.faults]
+        if not new:
+            return []
+        self._told = {decoding.uids[place] for place in new}
+        tokens, scores = decoding._next_tokens.tolist(), decoding._next_logprobs
+        return [
+            GenerationBatch.Response(decoding.uids[place], tokens[place], scores[place], None, None, None)
+            for place in new
+        ]
 
     def _settle(self) -> None:
         """Let a row out of the batch that is alone here; or in again, now that others decode.

@@ -129,14 +129,14 @@ def reference(family: str, prompt: Sequence[int], length: int = LENGTH) -> list[
 def test_a_row_alone_decodes_over_plain_caches_and_in_company_in_the_batch(rows: Any) -> None:
     driver, model = rows()
     driver.ask("a")
-    driver.until("a", 1)
+    driver.until("a", 2)
     model.calls.clear()
-    driver.until("a", 8)
+    driver.until("a", 9)
     assert model.decoding == [(1, "plain")] * 7
     driver.ask("b", OTHER)
-    driver.until("b", 1)
+    driver.until("b", 2)
     model.calls.clear()
-    driver.until("b", 8)
+    driver.until("b", 9)
     assert model.decoding == [(2, "batch")] * 7
     driver.end("b")
     model.calls.clear()
@@ -150,6 +150,17 @@ def test_the_next_token_is_begun_before_the_last_is_read(rows: Any) -> None:
     driver.until("a", 5)
     # Prompt but its last token, that one, and the five tokens that were read.
     assert [length for _, length, _ in model.calls] == [len(PROMPT) - 1, 1, *[1] * 5]
+
+
+@pytest.mark.skipif(mx.default_device().type != mx.DeviceType.cpu, reason="a GPU computes beside Python")
+def test_the_first_token_is_read_before_the_next_is_begun(rows: Any) -> None:
+    driver, model = rows()
+    driver.ask("a")
+    driver.until("a", 1)
+    assert [length for _, length, _ in model.calls] == [len(PROMPT) - 1, 1]
+    driver.ask("b", OTHER)
+    driver.until("b", 6)
+    assert driver.ids("a")[:LENGTH] == reference("llama", PROMPT, len(driver.said["a"]))[:LENGTH]
 
 
 def test_each_step_brings_its_token_while_a_long_prompt_is_prefilled_in_chunks(rows: Any) -> None:
