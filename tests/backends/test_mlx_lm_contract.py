@@ -253,3 +253,33 @@ def test_nemotron_h_still_needs_its_prompts_prefilled_alone() -> None:
     assert together[0] == alone[0]
     assert together[1] != alone[1]
     assert model.model_type in PREFILL_ALONE
+
+
+def test_a_rows_first_token_is_drawn_as_its_prompt_ends_and_told_a_step_later(
+    generator: BatchGenerator,
+) -> None:
+    uid = insert(generator, list(PROMPT))
+    prompts, told = run(generator, 2)
+    batch = generator._generation_batch
+    assert prompts[-1].end_of_prompt
+    assert (told, batch.uids, batch._num_tokens) == ([], [uid], [0])
+    first = batch._next_tokens.tolist()
+    _, told = generator.next()
+    assert [response.token for response in told] == first
+    assert batch._num_tokens == [1]
+
+
+def test_segments_can_be_cut_before_a_row_begins_and_while_it_is_prefilled(generator: BatchGenerator) -> None:
+    generator.prefill_step_size = 4
+    uid = insert(generator, list(PROMPT))
+    ((queued, segments, *_),) = generator._unprocessed_sequences
+    assert (queued, segments) == (uid, [PROMPT[:-1], PROMPT[-1:]])
+    segments[:1] = [PROMPT[:3], PROMPT[3:-1]]
+    prompts, _ = generator.next()
+    assert prompts[0].progress == (3, len(PROMPT))
+    assert generator._prompt_batch.uids == [uid]
+    ((segments, done, total),) = generator._currently_processing
+    assert (segments, done, total) == ([PROMPT[3:-1], PROMPT[-1:]], 3, len(PROMPT))
+    segments[:1] = [PROMPT[3:5], PROMPT[5:-1]]
+    prompts, _ = generator.next()
+    assert (prompts[0].progress, prompts[0].end_of_segment) == ((5, len(PROMPT)), True)
