@@ -18,24 +18,32 @@ async def read(stream: AsyncIterator[Any], request_id: str) -> AsyncIterator[Tex
     calls = _Calls()
     reason: str | None = None
     usage: Any = None
-    async for chunk in stream:
-        usage = getattr(chunk, "usage", None) or usage
-        for choice in getattr(chunk, "choices", None) or ():
-            delta = getattr(choice, "delta", None)
-            if delta is None:  # a raw completion
-                text = Text(request_id, getattr(choice, "text", None) or "", "", 1)
-            else:
-                calls.add(getattr(delta, "tool_calls", None) or ())
-                text = Text(request_id, getattr(delta, "content", None) or "", _reasoning(delta), 1)
-            if text.answer or text.reasoning:
-                yield text
-            reason = getattr(choice, "finish_reason", None) or reason
+    try:
+        async for chunk in stream:
+            usage = getattr(chunk, "usage", None) or usage
+            for choice in getattr(chunk, "choices", None) or ():
+                text = _read(choice, request_id, calls)
+                if text.answer or text.reasoning:
+                    yield text
+                reason = getattr(choice, "finish_reason", None) or reason
+    except Exception:
+        if reason is None:  # else the answer is whole, whatever came after it
+            raise
     if reason is None:
         raise Cut
     found, broken = calls.finish()
     if broken:
         yield Text(request_id, broken)
     yield _ended(request_id, reason, found, usage)
+
+
+def _read(choice: Any, request_id: str, calls: _Calls) -> Text:
+    """The text of a chunk; parts of calls are added to those there are."""
+    delta = getattr(choice, "delta", None)
+    if delta is None:  # a raw completion
+        return Text(request_id, getattr(choice, "text", None) or "", "", 1)
+    calls.add(getattr(delta, "tool_calls", None) or ())
+    return Text(request_id, getattr(delta, "content", None) or "", _reasoning(delta), 1)
 
 
 def _ended(request_id: str, reason: str, calls: list[dict[str, Any]], usage: Any) -> Ended:

@@ -514,6 +514,12 @@ def test_a_stream_that_ends_without_an_end_is_a_cut(serve, connect) -> None:
     assert asked(connect(server)).output_text == "hello"
 
 
+def test_what_breaks_after_the_end_breaks_nothing(serve, connect) -> None:
+    server = serve(streams(chunk(content="hello"), chunk("stop"), "{no json"))
+
+    assert connect(server).generate_sync(HELLO, GREEDY).output_text == "hello"
+
+
 def test_a_server_that_hangs_is_given_up(serve, connect) -> None:
     core = connect(serve(hangs(3)), timeout_s=0.4, patience_s=0.0)
 
