@@ -220,7 +220,13 @@ class _OfDask:
         ]
         futures = self._client.compute(answered)
         self._job = ClusterJob(
-            self._client, len(futures), futures.__getitem__, self._record, total=None, name=order.job
+            self._client,
+            len(futures),
+            futures.__getitem__,
+            self._record,
+            total=None,
+            name=order.job,
+            together=True,
         )
         return self._job
 

@@ -49,6 +49,10 @@ class ClusterJob:
         snapshot.
     total : int, optional
         Rows there are, if known.
+    name : str
+        What the workers call it.
+    together : bool
+        Hand over all partitions at once, for Dask to see to, and not as there is room for them.
     """
 
     def __init__(
@@ -60,12 +64,14 @@ class ClusterJob:
         *,
         total: int | None,
         name: str,
+        together: bool = False,
     ) -> None:
         from .dask_worker import snapshots
 
         self.name = name
         self._client, self._count, self._submit, self._record = client, count, submit, record
-        self._total = total
+        self._total, self._together = total, together
+        self._room = AHEAD
         self._inbox: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._live: dict[int, Any] = {}
         self._next = 0
@@ -145,8 +151,14 @@ class ClusterJob:
         """Hand over partitions as there is room for them."""
         while self._words:
             self._tell(self._words.pop(0))
-        room = AHEAD * max(1, len(self._client.ncores()))
-        while not self._paused and self._next < self._count and len(self._live) < room:
+        if self._together:
+            self._room = self._count
+        else:
+            with contextlib.suppress(Exception):  # a scheduler that is gone is told of by the futures
+                self._room = AHEAD * max(1, len(self._client.ncores()))
+        while self._next < self._count and len(self._live) < self._room:
+            if self._paused and not self._together:
+                return
             number = self._next
             self._next += 1
             future = self._live[number] = self._submit(number)
@@ -176,8 +188,10 @@ class ClusterJob:
     def _wind_up(self) -> None:
         """Stop the partitions that run, and take what they have."""
         self._next = self._count
-        running = {number for here in self._tell("stop").values() for number in here}
-        waiting = [self._live.pop(number) for number in [*self._live] if number not in running]
+        begun = {
+            number for here in self._tell("stop").values() for number in here
+        }  # and perhaps done just now
+        waiting = [self._live.pop(number) for number in [*self._live] if number not in begun]
         if waiting:
             self._client.cancel(waiting, force=True)
         until = time.monotonic() + LAST_S

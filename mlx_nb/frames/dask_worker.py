@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -125,6 +126,7 @@ class _Process:
         self._keys: dict[Any, Job[Any]] = {}
         self._dropped: set[Any] = set()
         self._turned: dict[str, str] = {}
+        self._begun: dict[str, set[int]] = {}
 
     def start(self, recipe: Recipe, user: str) -> None:
         """Launch the engine, unless a worker of this process has; what is wrong is told to whoever asks for it."""
@@ -171,6 +173,7 @@ class _Process:
         place = order.job, number
         with self._lock:
             self._jobs[place] = self._keys[key] = job
+            self._begun.setdefault(order.job, set()).add(number)
             turned = self._turned.get(order.job)
         if turned is not None:
             getattr(job, turned)()
@@ -196,18 +199,20 @@ class _Process:
         job.stop()
 
     def turn(self, job: str, command: str) -> list[int]:
-        """Pause, resume or stop the partitions of a job, those to come as well; which of them are here."""
+        """Pause, resume or stop the partitions of a job, those to come as well; which have begun here."""
         with self._lock:
             self._turned[job] = command
-            here = [(number, its) for (name, number), its in self._jobs.items() if name == job]
-        for _, its in here:
+            here = [its for (name, _), its in self._jobs.items() if name == job]
+            begun = sorted(self._begun.get(job, ()))
+        for its in here:
             getattr(its, command)()
-        return [number for number, _ in here]
+        return begun
 
     def forget(self, job: str) -> None:
         """Take note that a job is over."""
         with self._lock:
             self._turned.pop(job, None)
+            self._begun.pop(job, None)
 
     def snapshots(self, job: str) -> dict[int, Snapshot]:
         """How far the partitions are that are here."""
@@ -229,6 +234,7 @@ class _Process:
         info = core.info
         return {
             **core.get_stats(),
+            "host": socket.gethostname(),
             "pid": os.getpid(),
             "precision": info.precision,
             "backend": info.backend,

@@ -116,8 +116,7 @@ class Workers:
         """The statistics of each worker's engine, by the worker's address; as `EngineCore.get_stats`, and more."""
         from .dask_worker import stats
 
-        said = self.client.run(stats, on_error="ignore")
-        return {address: what for address, what in said.items() if what is not None}
+        return _engines(self.client.run(stats, on_error="ignore"))
 
     def stop(self) -> None:
         """Stop the engines, and start none in workers to come."""
@@ -209,7 +208,7 @@ class Workers:
         """Not from a view: `start_workers` does."""
 
     def _latest(self) -> dict[str, dict[str, Any]]:
-        return {address: one for address, one in self._poll.latest().items() if one is not None}
+        return _engines(self._poll.latest())
 
     def _order(self, action: str) -> None:
         from .dask_worker import order_engine
@@ -222,6 +221,16 @@ _SUMS = (
     "total_prompt_tokens", "total_completion_tokens", "generation_tps", "prompt_tps",
 )  # fmt: skip
 _MEMORY = ("active", "cache", "peak", "limit", "weights", "kv", "prefix")
+
+
+def _engines(said: Mapping[str, dict[str, Any] | None]) -> dict[str, dict[str, Any]]:
+    """By address; of workers that share a process, and so an engine, the first."""
+    by_process = {
+        (one["host"], one["pid"]): address for address, one in reversed(list(said.items())) if one is not None
+    }
+    return {
+        address: one for address, one in said.items() if one is not None and address in by_process.values()
+    }
 
 
 def _worker(address: str, stats: Mapping[str, Any]) -> dict[str, Any]:

@@ -148,6 +148,18 @@ def test_equal_prompts_of_a_partition_run_once(client: Any) -> None:
     assert handled(client) - before == 2
 
 
+def test_a_polars_frame_comes_back_as_one(client: Any, local: None, frame: pd.DataFrame) -> None:
+    polars = pytest.importorskip("polars")
+    words = polars.DataFrame({"word": frame["word"].tolist()})
+
+    far = mlx_nb.generate_frame(
+        words, "Say {{ word }}", client=client, max_tokens=4, join=True, progress=False
+    )
+    near = mlx_nb.generate_frame(words, "Say {{ word }}", max_tokens=4, join=True, progress=False)
+
+    assert far.drop(MEASURED).equals(near.drop(MEASURED))
+
+
 def test_an_empty_frame_has_its_columns(client: Any, local: None, frame: pd.DataFrame) -> None:
     far = frame.head(0).mlx.generate("{{ word }}", client=client, progress=False)
 
@@ -272,6 +284,26 @@ async def test_cancelling_keeps_what_is_finished(client: Any, frame: pd.DataFram
     assert set(partial["state"].dropna()) <= {"done", "truncated", "skipped", "aborted"}
     assert (partial["state"] == "aborted").sum() == len(frame) - caught.value.done
     wait_for(lambda: busy(client) == 0)
+
+
+async def test_cancelling_a_job_on_a_dask_frame_ends_all_its_partitions(
+    client: Any, frame: pd.DataFrame
+) -> None:
+    lazy = dask_frames.from_pandas(frame, npartitions=12)
+    before = handled(client)
+    job = asyncio.create_task(mlx_nb.agenerate_frame(lazy, "Say {{ word }}", client=client, **LONG))
+    await asyncio.to_thread(wait_for, lambda: handled(client) > before + 10)
+    job.cancel()
+    with pytest.raises(GenerationCancelled) as caught:
+        await job
+
+    partial = (await asyncio.to_thread(caught.value.partial.compute)).sort_index()
+    assert partial.index.equals(frame.index)
+    assert (partial["state"] == "aborted").any()
+    wait_for(lambda: busy(client) == 0)
+    asked = handled(client)
+    await asyncio.sleep(1)
+    assert (busy(client), handled(client)) == (0, asked)
 
 
 def busy(client: Any) -> int:
