@@ -175,18 +175,18 @@ def test_what_runs_in_one_process_only_is_refused(said: dict[str, Any]) -> None:
 
 
 def test_the_death_of_a_process_is_one_clear_error(tmp_path: Path) -> None:
-    process = launch(LOSS, tmp_path)
-    assert process.stdout is not None
-    try:
-        lines = iter(process.stdout.readline, "")
-        assert any("RUNNING" in line for line in lines)
-        (victim,) = followers(process)
-        os.kill(victim, signal.SIGKILL)
-        printed = "".join(lines)
-        process.wait(STARTED_S)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+    with launch(LOSS, tmp_path) as process:
+        assert process.stdout is not None
+        try:
+            lines = iter(process.stdout.readline, "")
+            assert any("RUNNING" in line for line in lines)
+            (victim,) = followers(process)
+            os.kill(victim, signal.SIGKILL)
+            printed = "".join(lines)
+            process.wait(STARTED_S)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
     said = json.loads((tmp_path / "said.json").read_text(encoding="utf-8"))
 
     assert said["error"].startswith("EngineStopped: a process of the model has ended")

@@ -150,7 +150,7 @@ def test_equal_prompts_of_a_partition_run_once(client: Any) -> None:
 
 def test_a_polars_frame_comes_back_as_one(client: Any, local: None, frame: pd.DataFrame) -> None:
     polars = pytest.importorskip("polars")
-    words = polars.DataFrame({"word": frame["word"].tolist()})
+    words = polars.DataFrame({"word": [None if pd.isna(word) else word for word in frame["word"]]})
 
     far = mlx_nb.generate_frame(
         words, "Say {{ word }}", client=client, max_tokens=4, join=True, progress=False
