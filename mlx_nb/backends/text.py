@@ -167,6 +167,7 @@ class TokenizerCodec:
         # The Rust tokenizer is several times faster than the Python around it, and cleans nothing up.
         fast = getattr(tokenizer, "backend_tokenizer", None)
         self._fast = fast if hasattr(fast, "decode") else None
+        self._alone: dict[int, str] = {}
 
     def encode(self, text: str) -> list[int]:
         """Token ids, with one BOS where the tokenizer defines one and the text has none yet."""
@@ -195,6 +196,15 @@ class TokenizerCodec:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the tokens, special ones included."""
+        if len(token_ids) != 1:
+            return self._decode(token_ids)
+        (token_id,) = token_ids
+        text = self._alone.get(token_id)
+        if text is None:
+            text = self._alone[token_id] = self._decode(token_ids)
+        return text
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
         if self._fast is not None:
             return str(self._fast.decode(list(token_ids), skip_special_tokens=False))
         return str(

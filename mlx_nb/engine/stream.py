@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from ..outputs import RequestOutput
@@ -36,25 +37,29 @@ class OutputStream:
     async def __anext__(self) -> RequestOutput:
         if not self._open:
             raise StopAsyncIteration
+        answer, cursor = self._answer, self._cursor
         try:
-            return await self._next()
+            if (news := self._news) is None:
+                news = self._news = LoopNews(answer, self._interval)
+            while (output := answer.take(cursor)) is None:
+                if self._timeout is None:
+                    await news.coming()
+                else:
+                    await self._in_time(news, self._timeout)
+            if output.error is not None:
+                raise output.error
         except BaseException:
             self._close()
             raise
-
-    async def _next(self) -> RequestOutput:
-        if self._news is None:
-            self._news = LoopNews(self._answer, self._interval)
-        while (output := self._answer.take(self._cursor)) is None:
-            try:
-                await self._news.wait(self._timeout)
-            except TimeoutError:
-                raise TimeoutError(f"no output within {self._timeout} s; the request was aborted") from None
-        if output.error is not None:
-            raise output.error
         if output.finished:
             self._close()
         return output
+
+    async def _in_time(self, news: LoopNews, timeout: float) -> None:
+        try:
+            await asyncio.wait_for(news.coming(), timeout)
+        except TimeoutError:
+            raise TimeoutError(f"no output within {timeout} s; the request was aborted") from None
 
     async def aclose(self) -> None:
         """Leave the stream; a request that is still live is aborted."""

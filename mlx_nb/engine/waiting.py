@@ -102,8 +102,8 @@ class LoopNews:
         self._answer = answer
         self._loop = asyncio.get_running_loop()
         self._bell = _Bell.of(self._loop, interval)
-        self._news = self._rung = False
-        self._waiter: asyncio.Future[None] | None = None
+        self._rung = False
+        self._coming = self._loop.create_future()
         answer.watch(self, self._wake)
 
     def _wake(self) -> None:  # the engine's thread
@@ -114,22 +114,14 @@ class LoopNews:
     def deliver(self) -> None:
         """Let the consumer have the news; on its loop."""
         self._rung = False
-        self._news = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if not self._coming.done():
+            self._coming.set_result(None)
 
-    async def wait(self, timeout: float | None) -> None:
-        """Wait for news since the last wait; TimeoutError after `timeout` seconds."""
-        if not self._news:
-            self._waiter = self._loop.create_future()
-            try:
-                if timeout is None:
-                    await self._waiter
-                else:
-                    await asyncio.wait_for(self._waiter, timeout)
-            finally:
-                self._waiter = None
-        self._news = False
+    def coming(self) -> asyncio.Future[None]:
+        """Done once there is news since the last one that was done."""
+        if self._coming.done():
+            self._coming = self._loop.create_future()
+        return self._coming
 
     def close(self) -> None:
         """Stop listening."""
