@@ -244,8 +244,8 @@ def test_chunks_of_one_token_change_nothing(family: str, start: Any, alone: Any)
     """In one batch: a prompt on top of a stored prefix, and one whose first chunk is as short by its boundary."""
     engine: EngineCore = start(family, prefill_step_size=16)
     tokens = engine.codec.encode(" ".join(WORDS * 3))
-    stored = engine.generate_sync(tokens[:30], greedy(1))
-    resumed = [*tokens[:30], *stored.output_token_ids, *tokens[:2]]
+    stored = engine.generate_sync(tokens[:29], greedy(2))
+    resumed = [*tokens[:29], *stored.output_token_ids, *tokens[:2]]
     other = [5, *tokens[41:90]]  # nothing stored begins like it
     begun, go = threading.Event(), threading.Event()
 
