@@ -57,6 +57,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def kernel(options: argparse.Namespace, rest: list[str]) -> int:
     """Install such a kernel, launch it, or be one of its processes; `rest` goes to ipykernel."""
+    try:
+        return _kernel(options, rest)
+    except ImportError as error:
+        raise MlxNbError(f"a kernel needs {error.name}: pip install 'mlx-nb[lab]'") from error
+
+
+def _kernel(options: argparse.Namespace, rest: list[str]) -> int:
     from .notebook import launched
 
     if options.processes is None and options.hostfile is None:
