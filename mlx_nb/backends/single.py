@@ -188,7 +188,7 @@ class SingleBackend(Resident):
             if covered < request.media.last:
                 stream.looking = self._look_at(request, made, stream.state, covered)
         wanted = request.sparse_prefill or self._sparse_prefill
-        if wanted is not None and len(tokens) - covered >= wanted.threshold:
+        if wanted is not None and len(tokens) - covered >= max(2, wanted.threshold):
             if request.media is None:
                 stream.scoring, stream.share = Scoring(self._scorer, tokens), wanted
             else:
@@ -334,20 +334,32 @@ class SingleBackend(Resident):
         events: list[Event] = []
         if stream.fed < stream.prefilled:
             events.append(Prefilled(request.request_id, stream.prefilled, stream.prefilled, stream.cached))
-        guesses = draft.propose(stream.tokens, self._draft_tokens)
-        trial = Trial(stream.state, 1 + len(guesses))
+        count = self._worth_guessing(stream)
+        guesses = draft.propose(stream.tokens, count) if count > 0 else []
+        trial = Trial(stream.state, 1 + len(guesses)) if guesses else None
         last = stream.tokens[-1:]
         logits = self._call(stream, mx.array([*last, *guesses]))
         said = self._agreed(stream, logits, guesses)
         kept = len(said)
         stream.fed -= 1 + len(guesses) - kept
         known = [*last, *guesses]
-        trial.keep(kept, lambda count: self._again(stream, known[:count]))
+        if trial is not None:
+            trial.keep(kept, lambda count: self._again(stream, known[:count]))
         self._show(stream, known[:kept])
         if guesses:
             self._counts.speculation.took(len(guesses), kept - 1)
             events.append(Drafted(request.request_id, len(guesses), kept - 1))
         return events + said
+
+    def _worth_guessing(self, stream: _Stream) -> int:
+        """How many guesses may be of use; none if it is not above 0."""
+        request = stream.request
+        answered = len(stream.tokens) - len(request.prompt_token_ids)
+        count = min(self._draft_tokens, request.params.max_tokens - answered - 1)
+        if size := self._config.scheduler_config.max_kv_size:
+            # Of several tokens at once, those past the bound would lose sight of the first ones, which always stay.
+            count = min(count, size - stream.fed - 1)
+        return count
 
     def _agreed(self, stream: _Stream, logits: mx.array, guesses: Sequence[int]) -> list[Event]:
         """What the target says at each place, up to the first that was not guessed."""

@@ -21,7 +21,7 @@ from ..errors import EngineBusy, RequestError
 from ..outputs import GenerationOutput, LoadProgress
 from ..prompts.chat import Message
 from ..sampling import SamplingParams
-from ..validation import choice, integer
+from ..validation import choice, flag, integer
 from .api import are_messages
 from .media import Media, apart, taken_in, with_media
 from .session import prompt_for, system_boundary_for, to_generation
@@ -300,7 +300,7 @@ class SimpleEngine:
         if media or any(not isinstance(message.get("content"), str | None) for message in messages):
             asked, media = await asyncio.to_thread(_apart, messages, media)
             media.check(self._core)
-        schemas = None if tools is None else [dict(tool) for tool in tools]
+        schemas = None if tools is None else _schemas(tools)
         thinking = given.get("thinking")
         prompt = prompt_for(self._core, asked, thinking=thinking, tools=schemas)
         boundary = system_boundary_for(self._core, asked, prompt, thinking=thinking, tools=schemas)
@@ -335,10 +335,14 @@ class SimpleEngine:
 
     def _sparse_prefill(self, given: dict[str, Any]) -> SparsePrefill | None:
         wanted = given.pop("specprefill", None)
+        if wanted is not None:
+            flag("specprefill", wanted)
         shares = {name: given.pop(f"specprefill_{name}", None) for name in ("keep_pct", "backbone_pct")}
         changes = {name: share for name, share in shares.items() if share is not None}
         sparse = dataclasses.replace(self._sparse, **changes)
-        return sparse if (self._sparsely if wanted is None else wanted) else None
+        # A share that is named asks for it as well, or is refused where it can't be had.
+        wanted = (self._sparsely or bool(changes)) if wanted is None else wanted
+        return sparse if wanted else None
 
     # -- statistics -------------------------------------------------------------------------------------
 
@@ -383,6 +387,12 @@ async def _last(outputs: AsyncIterator[GenerationOutput]) -> GenerationOutput:
 
 def _apart(messages: Sequence[Message], media: Media) -> tuple[list[Message], Media]:
     return apart(with_media(messages, media))
+
+
+def _schemas(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    if not isinstance(tools, Sequence) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise ValueError(f"tools must be a list of schemas, got {tools!r}")
+    return [dict(tool) for tool in tools]
 
 
 def _admission(value: str) -> Literal["wait", "fail"]:

@@ -212,6 +212,26 @@ def test_a_bound_holds_for_models_that_make_their_own_caches(family: str, single
     assert engine.generate_sync(PROMPT, GREEDY).completion_tokens == 40
 
 
+@pytest.mark.parametrize("size", [24, 90])
+def test_guesses_change_nothing_where_a_bound_is_reached(size: int, single: Any) -> None:
+    plain, guessed = single("llama", max_kv_size=size), single("llama", ModelDraft, max_kv_size=size)
+    for prompt in PROMPTS:
+        expected = plain.generate_sync(prompt, GREEDY).output_token_ids
+        assert guessed.generate_sync(prompt, GREEDY).output_token_ids == expected
+    assert guessed.get_stats()["mtp"]["accepted"]
+
+
+def test_nothing_is_guessed_past_the_last_token_that_was_asked_for(single: Any) -> None:
+    engine = single("llama", ModelDraft)
+    for length, guesses in ((1, 0), (2, 1), (6, 4)):
+        output = engine.generate_sync(PROMPT, GREEDY.but(max_tokens=length, ignore_eos=True))
+        assert (output.completion_tokens, output.mtp_drafts, output.mtp_accepted) == (
+            length,
+            guesses,
+            guesses,
+        )
+
+
 def test_a_bound_below_the_tokens_that_stay_is_refused(single: Any) -> None:
     with pytest.raises(ModelLoadError, match="max_kv_size must be above 4"):
         single("llama", max_kv_size=4)

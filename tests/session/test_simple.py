@@ -274,6 +274,14 @@ async def test_specprefill_by_name(simple: Open) -> None:
     assert block["kept"] == 296 + 2 * 32 + 8  # all; then 3 of 10 chunks, the last of 8 tokens
 
 
+async def test_a_prompt_of_one_token_has_nothing_to_leave_out(simple: Open) -> None:
+    folder = str(tiny_folder("llama"))
+    engine = simple(specprefill_enabled=True, specprefill_threshold=0, specprefill_draft_model=folder)
+    output = await engine.generate([5], max_tokens=4, temperature=0, ignore_eos=True)
+    plain = await engine.generate([5], max_tokens=4, temperature=0, ignore_eos=True, specprefill=False)
+    assert output.tokens == plain.tokens
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -297,6 +305,13 @@ async def test_bad_calls_are_refused_in_one_line(simple: Open) -> None:
         await engine.generate("a", temprature=1)
     with pytest.raises(RequestError, match="no draft model for SpecPrefill"):
         await engine.generate("a", specprefill=True)
+    with pytest.raises(RequestError, match="no draft model for SpecPrefill"):
+        await engine.generate("a", specprefill_keep_pct=0.5)
+    with pytest.raises(ValueError, match="specprefill must be True or False, got 'no'"):
+        await engine.generate("a", specprefill="no")
+    for tools in (5, [1], "search"):
+        with pytest.raises(ValueError, match="tools must be a list of schemas"):
+            await engine.chat(MESSAGES, tools=tools)
     with pytest.raises(RequestError, match="empty"):
         await engine.generate("")
     for messages in ("Hello", ["Hello"], [], [{"content": "Hello"}]):
