@@ -385,6 +385,22 @@ def test_a_processor_that_raises_ends_its_row_alone(rows: Any) -> None:
     assert driver.ids("b") == reference("llama", long, 6)
 
 
+@pytest.mark.parametrize("at", range(4))
+def test_a_processor_that_raises_has_no_say_in_what_is_told(at: int, rows: Any) -> None:
+    def processor(tokens: mx.array, logits: mx.array) -> mx.array:
+        if tokens.size == len(PROMPT) + at:
+            raise LookupError("my processor")
+        return logits
+
+    driver, _ = rows()
+    driver.ask("a", params=GREEDY.but(logits_processors=[processor]))
+    while not driver.faults:
+        driver.step()
+    said = driver.ids("a")
+    assert said == reference("llama", PROMPT, 4)[: len(said)]
+    assert len(said) <= at
+
+
 def test_a_step_that_raises_spares_the_prompts_beside_it(rows: Any) -> None:
     driver, model = rows(prefill_step_size=64, enable_prefix_cache=False)
     driver.ask("a")
