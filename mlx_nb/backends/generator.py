@@ -16,7 +16,7 @@ from mlx_lm.models.cache import BatchRotatingKVCache
 
 from .chunks import ChunkSize
 from .draws import normalized
-from .lone import Lone
+from .lone import Lone, extracted
 from .roomy import only, roomy
 from .samplers import RowSampler
 
@@ -200,7 +200,7 @@ class Generator(BatchGenerator):
             lone = self._lone
             tokens = [] if lone is None else [_read(lone)]
             if lone is not None and lone.uid in told:
-                tokens = [_read(lone)]
+                tokens = [] if lone.uid in self.sampler.faults else [_read(lone)]
             prompts: list[Any] = []
             if lone is None or self._prompt_batch.uids or self._unprocessed_sequences:
                 prompts, more = self._next()
@@ -247,6 +247,10 @@ class Generator(BatchGenerator):
     def extract_cache(self, uids: Sequence[int]) -> dict[int, tuple[list[Any], list[int]]]:
         """Caches of rows, the caller's own, and the tokens that are in them."""
         found = {uid: (state, list(tokens)) for uid, (state, tokens) in super().extract_cache(uids).items()}
+        for uid in found.keys() & {row[0] for row in self._unprocessed_sequences}:
+            state, tokens = found[uid]
+            if tokens:  # mlx-lm hands out the very state that the row is going to begin with
+                found[uid] = extracted(state), tokens
         if self._lone is not None and self._lone.uid in uids:
             found[self._lone.uid] = self._lone.extract(), list(self._lone.tokens)
         return found

@@ -14,7 +14,7 @@ import mlx.core as mx
 from .draws import normalized
 from .samplers import RowSampler
 
-__all__ = ["Ahead", "Drawn", "Lone", "draw"]
+__all__ = ["Ahead", "Drawn", "Lone", "draw", "extracted"]
 
 Drawn = tuple[mx.array, mx.array]
 """A token, shape (1,), and the log-probabilities that it was drawn from, shape (vocabulary,)."""
@@ -105,12 +105,17 @@ class Lone:
 
     def extract(self) -> list[Any]:
         """A copy of its caches, as long as they need be."""
-        return [cache.merge([cache]).extract(0) for cache in self.state]
+        return extracted(self.state)
 
     @property
     def nbytes(self) -> int:
         """Of its caches."""
         return sum(int(cache.nbytes) for cache in self.state)
+
+
+def extracted(state: list[Any]) -> list[Any]:
+    """A copy of caches that hold something, as long as they need be."""
+    return [cache.merge([cache]).extract(0) for cache in state]
 
 
 def _feed(model: Any, state: list[Any], token: mx.array) -> mx.array:

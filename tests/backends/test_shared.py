@@ -390,3 +390,18 @@ def test_an_engine_whose_first_is_aborted_answers_the_others(engine: EngineCore)
     engine.abort(names[0])
     wait_until(lambda: engine.get_stats()["num_requests_processed"] == 4)
     assert engine.get_stats()["total_completion_tokens"] >= 3 * NEW
+
+
+def test_a_row_that_waits_to_begin_lends_its_state_and_keeps_it() -> None:
+    first, second = HEAD[:120] + tokens_of(100, 7), HEAD[:60] + tokens_of(70, 8)
+    prompts = {"r0": first + tokens_of(70, 9), "r1": first, "r2": second}
+    batch = Batch(step=256, prefill_batch_size=1)
+    batch.insert({"r0": prompts["r0"], "r1": first})
+    batch.until("r0", len(first) - 1)
+    batch.backend._enter_ready()  # r1 has what it waited for, and its turn is still to come
+    batch.backend.remove(["r0"], keep=False)
+    batch.backend.clear_prefix_cache()
+    batch.insert({"r2": second})
+    ids = batch.finish(["r1", "r2"])
+    assert batch.cached["r2"] == 60
+    assert ids == alone("llama", {"r1": first, "r2": second})
