@@ -93,7 +93,7 @@ def _server_url(url: str) -> str:
         raise ValueError(
             "the server's URL holds a name or password: take it out, and give a key by --key-env or --ask-key"
         )
-    if parts.scheme not in ("http", "https") or not host:
+    if parts.scheme not in ("http", "https") or not host or " " in host:
         raise ValueError("a server's URL begins with http:// or https://: write http://localhost:8080")
     if parts.query or parts.fragment:
         raise ValueError("the server's URL ends with its path: take out what follows ? or #")

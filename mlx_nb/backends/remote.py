@@ -241,12 +241,20 @@ class RemoteBackend:
         import openai
 
         remote = self._remote
-        return openai.AsyncOpenAI(
-            api_key="none" if remote.key is None else remote.key.reveal(),
-            base_url=remote.url,
-            max_retries=0,  # we do that, within the bounds of `patience_s`
-            timeout=openai.Timeout(remote.timeout_s, connect=min(CONNECT_S, remote.timeout_s)),
-        )
+        try:
+            client = openai.AsyncOpenAI(
+                api_key="none" if remote.key is None else remote.key.reveal(),
+                base_url=remote.url,
+                max_retries=0,  # we do that, within the bounds of `patience_s`
+                timeout=openai.Timeout(remote.timeout_s, connect=min(CONNECT_S, remote.timeout_s)),
+            )
+        except Exception:
+            client = None
+        if client is None:
+            raise RemoteError(f"{remote.url} is no address of a server: correct the URL")
+        if remote.key is None or remote.key.source != "OPENAI_API_KEY":
+            client.organization = client.project = None  # the environment's, which belong to its key
+        return client
 
     async def _list(self) -> tuple[list[Mapping[str, Any]], str]:
         """The server's models, and what it says it is."""

@@ -67,7 +67,7 @@ def trouble_of(error: Exception, url: str, key: Key | None) -> Trouble:
         case openai.APITimeoutError():
             said = f"{url} gave no sign of life in time"
         case openai.APIConnectionError():
-            said = f"{url} can't be reached ({_cause(error)}): is the server running?"
+            said = f"{url} can't be reached ({_cause(error, key)}): is the server running?"
         case json.JSONDecodeError() | openai.APIResponseValidationError() | KeyError() | TypeError():
             said, passes = f"{url} doesn't answer as OpenAI's API does: is it the right URL?", False
         case openai.APIError():
@@ -104,16 +104,16 @@ def _said(error: Any, key: Key | None) -> str:
     return _line(str(body or error.message), key)
 
 
-def _cause(error: BaseException) -> str:
+def _cause(error: BaseException, key: Key | None) -> str:
     """What is at the root of a connection error."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
-    return _line(str(error), None) or type(error).__name__
+    return _line(str(error), key) or type(error).__name__
 
 
 def _line(text: str, key: Key | None) -> str:
-    text = " ".join(text.split())[:300]
-    return text if key is None else key.hide(text)
+    text = text if key is None else key.hide(text)
+    return " ".join(text.split())[:300]  # a key that is cut would not be known any more
 
 
 def _wait_s(headers: Any) -> float | None:

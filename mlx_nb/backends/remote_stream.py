@@ -22,6 +22,8 @@ async def read(stream: AsyncIterator[Any], request_id: str) -> AsyncIterator[Tex
         async for chunk in stream:
             usage = getattr(chunk, "usage", None) or usage
             for choice in getattr(chunk, "choices", None) or ():
+                if getattr(choice, "index", None):
+                    continue  # another answer, which nobody asked for
                 text = _read(choice, request_id, calls)
                 if text.answer or text.reasoning:
                     yield text
@@ -41,9 +43,9 @@ def _read(choice: Any, request_id: str, calls: _Calls) -> Text:
     """The text of a chunk; parts of calls are added to those there are."""
     delta = getattr(choice, "delta", None)
     if delta is None:  # a raw completion
-        return Text(request_id, getattr(choice, "text", None) or "", "", 1)
+        return Text(request_id, _text(getattr(choice, "text", None)), "", 1)
     calls.add(getattr(delta, "tool_calls", None) or ())
-    return Text(request_id, getattr(delta, "content", None) or "", _reasoning(delta), 1)
+    return Text(request_id, _text(getattr(delta, "content", None)), _reasoning(delta), 1)
 
 
 def _ended(request_id: str, reason: str, calls: list[dict[str, Any]], usage: Any) -> Ended:
@@ -69,12 +71,19 @@ def _count(counts: Any, name: str) -> int | None:
     value = getattr(counts, name, None)
     if value is None and isinstance(counts, Mapping):
         value = counts.get(name)
-    return value if isinstance(value, int) else None
+    return value if type(value) is int and 0 <= value < 2**53 else None
 
 
 def _reasoning(delta: Any) -> str:
     """Servers call it one or the other."""
-    return str(getattr(delta, "reasoning_content", None) or getattr(delta, "reasoning", None) or "")
+    return _text(getattr(delta, "reasoning_content", None) or getattr(delta, "reasoning", None))
+
+
+def _text(content: Any) -> str:
+    """A string, of which some servers make a list of parts."""
+    parts = content if isinstance(content, list) else [content]
+    texts = (part.get("text") if isinstance(part, Mapping) else part for part in parts)
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 class _Calls:
@@ -88,18 +97,22 @@ class _Calls:
         for piece in pieces:
             function = getattr(piece, "function", None)
             index = getattr(piece, "index", None)
-            index = len(self._parts) if index is None else index
+            index = index if isinstance(index, int) else len(self._parts)
             name, arguments = self._parts.get(index, ("", ""))
             said = getattr(function, "arguments", None) or ""
             said = said if isinstance(said, str) else json.dumps(said)
-            self._parts[index] = (name or getattr(function, "name", None) or "", arguments + said)
+            self._parts[index] = (name or str(getattr(function, "name", None) or ""), arguments + said)
 
     def finish(self) -> tuple[list[dict[str, Any]], str]:
         """The calls, and as text what is none."""
         calls, broken = [], ""
         for _, (name, arguments) in sorted(self._parts.items()):
             try:
-                calls.append({"name": name, "arguments": json.loads(arguments or "{}")})
+                read = json.loads(arguments or "{}")
             except ValueError:
+                read = None
+            if name and isinstance(read, dict):
+                calls.append({"name": name, "arguments": read})
+            elif name or arguments:
                 broken += f"{name}({arguments})"
         return calls, broken

@@ -42,7 +42,11 @@ def find_key(url: str, key_env: str | None = None, *, ask: bool = False) -> Key 
         return None
     secret = os.environ.get(key_env or USUAL, "").strip()
     if secret:
-        return Key(secret, key_env or USUAL)
+        return _key(secret, key_env or USUAL)
+    if key_env is not None and not key_env.isidentifier():
+        raise MlxNbError(
+            "--key-env takes the name of an environment variable, never the key: write OPENAI_API_KEY"
+        )
     if key_env is not None:
         raise MlxNbError(
             f"the environment variable {key_env} is not set: set it before Jupyter starts, or --ask-key"
@@ -57,4 +61,13 @@ def _asked_for(url: str) -> Key:
         secret = ""
     if not secret:
         raise MlxNbError("no key was given: answer the question, or name a variable by --key-env")
-    return Key(secret, "the question")
+    return _key(secret, "the question")
+
+
+def _key(secret: str, source: str) -> Key:
+    """A key that can be sent: what a header doesn't take would be shown by the error that says so."""
+    if not (secret.isascii() and secret.isprintable() and " " not in secret):
+        raise MlxNbError(
+            f"the key from {source} has spaces, line breaks or letters that no key has: copy it anew"
+        )
+    return Key(secret, source)

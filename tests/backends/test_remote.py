@@ -150,6 +150,34 @@ def test_a_call_that_is_no_json_stays_in_the_text(serve, connect) -> None:
     assert (output.output_text, output.tool_calls) == ("weather({oops)", [])
 
 
+@pytest.mark.parametrize(
+    ("chunks", "text"),
+    [
+        ([chunk(content=[{"type": "text", "text": "he"}, {"type": "text", "text": "y"}])], "hey"),
+        ([chunk(content={"no": "text"}), chunk(content=7), chunk(content="hey")], "hey"),
+        ([{**chunk(), "choices": [{"index": 1, "delta": {"content": "no"}}]}, chunk(content="hey")], "hey"),
+        ([chunk(tool_calls=[None]), chunk(tool_calls={"a": 1}), chunk(content="hey")], "hey"),
+        ([chunk(tool_calls=[{"index": 0, "function": {"name": "f", "arguments": "[1]"}}])], "f([1])"),
+    ],
+)
+def test_whatever_comes_in_the_place_of_a_text_the_answer_is_one(
+    serve, connect, chunks: list[Any], text: str
+) -> None:
+    output = connect(serve(streams(*chunks, chunk("stop")))).generate_sync(HELLO, GREEDY)
+
+    assert (output.output_text, output.tool_calls, output.finish_reason) == (text, [], "stop")
+
+
+@pytest.mark.parametrize("count", [-3, True, 10**30, "many"])
+def test_counts_that_are_none_are_passed_over(serve, connect, count: Any) -> None:
+    core = connect(serve(says("a", "b", usage={"prompt_tokens": count, "completion_tokens": count})))
+
+    output = core.generate_sync(HELLO, GREEDY)
+
+    assert (output.prompt_tokens, output.completion_tokens) == (0, 2)
+    assert output.prompt_tokens is not False
+
+
 def test_a_stop_string_ends_the_answer_even_if_the_server_passes_over_it(serve, connect) -> None:
     server = serve(for_ever)
     output = connect(server).generate_sync(HELLO, GREEDY.but(stop="n ag"))
@@ -338,6 +366,7 @@ def test_a_server_that_is_not_there_is_one_line(serve, connect) -> None:
         "http://host/v1?key=secret",
         "http://",
         "http://host:x",
+        "http://host name:80",
     ],
 )
 def test_urls_that_are_none_are_refused_without_showing_them(url: str) -> None:
@@ -379,6 +408,31 @@ def test_a_key_is_sent_and_shown_nowhere(serve, connect) -> None:
     assert "secret" not in f"{remote!r} {key!r} {key} {core.info} {core.get_stats()}"
     with pytest.raises(TypeError, match="never written down"):
         pickle.dumps(remote)
+
+
+def test_a_key_that_is_cut_off_at_the_end_of_a_line_is_hidden_too(serve, connect) -> None:
+    server = serve(fails(400, "x" * 290 + " sk-very-secret"))
+
+    with pytest.raises(RequestError) as refused:
+        connect(server, key=Key("sk-very-secret", "MY_KEY")).generate_sync(HELLO, GREEDY)
+    assert "sk-" not in str(refused.value)
+
+
+def test_an_organization_goes_with_its_key_only(serve, connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-mine")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "project-mine")
+    server = serve()
+    seen: list[str | None] = []
+    listed = server._list
+    monkeypatch.setattr(
+        server, "_list", lambda got: (seen.append(got.headers.get("OpenAI-Organization")), listed(got))
+    )
+
+    connect(server)
+    connect(server, key=Key("other", "MY_KEY"))
+    connect(server, key=Key("usual", "OPENAI_API_KEY"))
+
+    assert seen == [None, None, "org-mine"]
 
 
 def test_a_wrong_key_is_one_line_without_the_key(serve, connect) -> None:

@@ -173,6 +173,21 @@ def test_a_variable_that_is_not_set_is_told(monkeypatch: pytest.MonkeyPatch) -> 
         find_key("http://localhost/v1", "NO_SUCH_KEY", ask=True)
 
 
+@pytest.mark.parametrize("secret", ["sk-hidden\nX: y", "sk-hidden\u20ac", "sk hidden"])
+def test_a_key_that_no_header_takes_is_refused_unseen(monkeypatch: pytest.MonkeyPatch, secret: str) -> None:
+    monkeypatch.setenv("MY_KEY", secret)
+
+    with pytest.raises(MlxNbError, match="the key from MY_KEY has") as refused:
+        find_key("http://localhost/v1", "MY_KEY")
+    assert "hidden" not in str(refused.value)
+
+
+def test_a_key_in_the_place_of_its_variables_name_is_not_shown() -> None:
+    with pytest.raises(MlxNbError, match="never the key") as refused:
+        find_key("http://localhost/v1", "sk-hidden")
+    assert "hidden" not in str(refused.value)
+
+
 def test_a_key_can_be_asked_for(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("getpass.getpass", lambda _: " sk-typed ")
     server = serve(answering("hello"), key="sk-typed")
