@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..errors import RemoteError
@@ -15,7 +16,7 @@ __all__ = ["read"]
 
 async def read(stream: AsyncIterator[Any], request_id: str) -> AsyncIterator[Text | Ended]:
     """Texts, and the end as the last. Raises `Cut` if none comes."""
-    calls = _Calls()
+    calls, answers, thoughts = _Calls(), _Halves(), _Halves()
     reason: str | None = None
     usage: Any = None
     try:
@@ -25,6 +26,9 @@ async def read(stream: AsyncIterator[Any], request_id: str) -> AsyncIterator[Tex
                 if getattr(choice, "index", None):
                     continue  # another answer, which nobody asked for
                 text = _read(choice, request_id, calls)
+                text = replace(
+                    text, answer=answers.join(text.answer), reasoning=thoughts.join(text.reasoning)
+                )
                 if text.answer or text.reasoning:
                     yield text
                 reason = getattr(choice, "finish_reason", None) or reason
@@ -84,6 +88,22 @@ def _text(content: Any) -> str:
     parts = content if isinstance(content, list) else [content]
     texts = (part.get("text") if isinstance(part, Mapping) else part for part in parts)
     return "".join(text for text in texts if isinstance(text, str))
+
+
+class _Halves:
+    """Joins characters that servers of UTF-16 cut in two; a half alone is none, and nobody could write it."""
+
+    def __init__(self) -> None:
+        self._half = ""
+
+    def join(self, text: str) -> str:
+        """The text, from the half that was left to the one that is left now."""
+        if not self._half and text.isascii():
+            return text
+        text, self._half = self._half + text, ""
+        if "\ud800" <= text[-1:] <= "\udbff":
+            text, self._half = text[:-1], text[-1]
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class _Calls:

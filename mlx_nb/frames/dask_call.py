@@ -193,7 +193,11 @@ class _OfPandas:
             count = min(EACH * max(1, len(self._client.ncores())), rows // LEAST)
         count = max(1, min(count, rows))
         if folder is not None:
-            (folder / MANIFEST).write_text(json.dumps({"rows": rows, "partitions": count}), encoding="utf-8")
+            cuts = json.dumps({"rows": rows, "partitions": count})
+            try:
+                (folder / MANIFEST).write_text(cuts, encoding="utf-8")
+            except OSError as error:
+                raise _unusable(folder, error) from error
         return count
 
 
@@ -280,9 +284,11 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CheckpointError(
-            f"the checkpoint {folder} can't be used ({error}): choose another folder"
-        ) from error
+        raise _unusable(folder, error) from error
+
+
+def _unusable(folder: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"the checkpoint {folder} can't be used ({error}): choose another folder")
 
 
 def _known_cuts(folder: Path, rows: int) -> int | None:

@@ -156,6 +156,8 @@ def test_a_call_that_is_no_json_stays_in_the_text(serve, connect) -> None:
         ([chunk(content=[{"type": "text", "text": "he"}, {"type": "text", "text": "y"}])], "hey"),
         ([chunk(content={"no": "text"}), chunk(content=7), chunk(content="hey")], "hey"),
         ([{**chunk(), "choices": [{"index": 1, "delta": {"content": "no"}}]}, chunk(content="hey")], "hey"),
+        ([chunk(content="h\ud83d"), chunk(content="\ude00y")], "h\U0001f600y"),
+        ([chunk(content="\ude00"), chunk(content="\ud83dé\ud83d")], "\ufffd\ufffdé"),
         ([chunk(tool_calls=[None]), chunk(tool_calls={"a": 1}), chunk(content="hey")], "hey"),
         ([chunk(tool_calls=[{"index": 0, "function": {"name": "f", "arguments": "[1]"}}])], "f([1])"),
     ],

@@ -376,6 +376,9 @@ def test_what_is_wrong_is_said_before_anything_runs(client: Any, frame: pd.DataF
         frame.mlx.generate("{{ word }}", client=client, model="demo")
     with pytest.raises(CheckpointError, match="a folder"):
         frame.mlx.generate("{{ word }}", client=client, checkpoint=tmp_path / "file")
+    (tmp_path / "folder" / "partitions.json").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="can't be used"):
+        frame.mlx.generate("{{ word }}", client=client, checkpoint=tmp_path / "folder")
 
 
 def test_a_monitor_has_a_row_for_each_worker(client: Any, frame: pd.DataFrame) -> None:
