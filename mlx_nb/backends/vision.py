@@ -135,7 +135,7 @@ class Sighted:
         Parameters
         ----------
         wants : dict
-            ``{"return_hidden": True}`` for the last, or ``{"capture_layer_ids": [2, 14]}`` for those after some layers,
+            ``{"return_hidden": True}`` for the last, or ``{"capture_layer_ids": [2, 14]}`` for those after layers,
             side by side.
         """
         out = self._run(tokens, cache, shifted, **wants)
