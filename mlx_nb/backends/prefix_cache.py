@@ -119,7 +119,8 @@ class PrefixCache:
         if not key:
             return False
         state = self._pack(state)
-        mx.eval([c.state for c in state])  # own memory, not a view into the batch it came from
+        # Own memory, not a view into the batch it came from; the next step need not wait for the copies.
+        mx.async_eval([c.state for c in state])  # type: ignore[no-untyped-call]
         size = _nbytes(state)
         if size > self.stats.max_bytes:
             return False
