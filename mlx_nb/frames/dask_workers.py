@@ -54,7 +54,7 @@ def start_workers(
     ModelLoadError
         If a worker can't load the model; then none keeps an engine.
     RequestError
-        If the workers run another model, or there are no workers.
+        If the workers run another model or run it with other options, or there are no workers.
     """
     check_client(client)
     found = _look(client)
@@ -66,11 +66,18 @@ def start_workers(
             f"the workers run {', '.join(sorted(others))}: stop them first (mlx_nb.start_workers(client).stop()), "
             "or leave the model out"
         )
-    if not running:
-        from .dask_worker import EnginePlugin, Recipe
+    from .dask_worker import EnginePlugin, Recipe
 
-        recipe = Recipe(name, config_of(config, options), _absolute(adapter_path), trust_remote_code)
+    recipe = Recipe(name, config_of(config, options), _absolute(adapter_path), trust_remote_code)
+    if not running:
         client.register_plugin(EnginePlugin(_shared(recipe, found)))
+    elif recipe != Recipe(name):  # something is asked for beyond the model
+        wanted = _shared(recipe, found)
+        if any(had is not None and had != wanted for had, _ in found.values()):
+            raise RequestError(
+                f"the workers run {name} with other options: stop them first "
+                "(mlx_nb.start_workers(client).stop()), or leave the options out"
+            )
     workers = Workers(client, name)
     try:
         workers.check()
@@ -116,12 +123,14 @@ class Workers:
         """The statistics of each worker's engine, by the worker's address; as `EngineCore.get_stats`, and more."""
         from .dask_worker import stats
 
+        check_client(self.client)
         return _engines(self.client.run(stats, on_error="ignore"))
 
     def stop(self) -> None:
         """Stop the engines, and start none in workers to come."""
         from .dask_worker import EnginePlugin
 
+        check_client(self.client)
         self.client.unregister_worker_plugin(EnginePlugin.name)
 
     def monitor(self) -> MonitorWidget:

@@ -120,6 +120,11 @@ class SimpleEngine:
                 "specprefill_enabled needs specprefill_draft_model, a smaller model of the same vocabulary"
             )
         self._sparsely = specprefill_enabled
+        flag("mtp", mtp)
+        if mtp_num_draft_tokens != 1 and not mtp:
+            raise ValueError(
+                "mtp_num_draft_tokens goes with mtp=True: num_draft_tokens is that of other drafts"
+            )
         speculations = [
             _speculation(draft_kind, draft_model, num_draft_tokens),
             Speculation("mtp", None, mtp_num_draft_tokens) if mtp else None,

@@ -381,6 +381,12 @@ def test_what_is_wrong_is_said_before_anything_runs(client: Any, frame: pd.DataF
         frame.mlx.generate("{{ word }}", client=client, checkpoint=tmp_path / "folder")
 
 
+def test_workers_that_run_are_asked_for_nothing_else(client: Any) -> None:
+    mlx_nb.start_workers(client, tiny_folder(), gpu_memory_utilization=0.8)  # the same again
+    with pytest.raises(RequestError, match="with other options: stop them first"):
+        mlx_nb.start_workers(client, tiny_folder(), max_num_seqs=3)
+
+
 def test_a_monitor_has_a_row_for_each_worker(client: Any, frame: pd.DataFrame) -> None:
     workers = mlx_nb.start_workers(client)
     job = threading.Thread(

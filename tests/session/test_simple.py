@@ -289,6 +289,8 @@ async def test_a_prompt_of_one_token_has_nothing_to_leave_out(simple: Open) -> N
         ({"specprefill_keep_pct": 0}, "specprefill_keep_pct must be above 0"),
         ({"specprefill_backbone_pct": 0.5}, "is part of specprefill_keep_pct"),
         ({"num_draft_tokens": 3}, "goes with draft_model or draft_kind"),
+        ({"mtp_num_draft_tokens": 3}, "goes with mtp=True"),
+        ({"mtp": "yes"}, "mtp must be"),
         ({"draft_kind": "oracle"}, "kind must be one of"),
         ({"admission": "perhaps"}, "admission must be one of"),
         ({"prefill_step_size": 0}, "prefill_step_size"),
