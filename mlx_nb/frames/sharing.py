@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ..backends.keys import common
 from ..engine.intake import Prompt
 from .outcome import Ask
 
@@ -70,7 +71,7 @@ def plan(works: Sequence[Work], known: Sequence[Prefix]) -> list[Prefix]:
     for prefix, group in groups.items():
         group.sort(key=_tokens)
         length = prefix.length if prefix else 0
-        shared = [_common(_tokens(one), _tokens(two), length) for one, two in itertools.pairwise(group)]
+        shared = [common(_tokens(one), _tokens(two), length) for one, two in itertools.pairwise(group)]
         _grow(group, shared, prefix, length + LEAST, found)
     return found
 
@@ -102,20 +103,3 @@ def _grow(
                 work.prefix = prefix
         _grow(run, its_shared, prefix, min(its_shared) + (LEAST if prefix is not parent else 1), found)
         begin = end
-
-
-def _common(one: list[int], two: list[int], known: int) -> int:
-    """How many tokens two prompts share, of which `known` are known; not exact where that is below `LEAST` more."""
-    good = known
-    step = LEAST
-    most = min(len(one), len(two))
-    if one[good : good + step] != two[good : good + step]:
-        return good
-    while good < most and one[good : good + step] == two[good : good + step]:
-        good = min(good + step, most)
-        step *= 2
-    while step > 1 and good < most:
-        step //= 2
-        if good + step <= most and one[good : good + step] == two[good : good + step]:
-            good += step
-    return good
