@@ -18,10 +18,14 @@ class OnImport(importlib.abc.MetaPathFinder):
     """Calls `then` once the module `name` was imported: now if it is there, or else when someone imports it.
 
     A failure of `then` is logged; it must not break the import of an innocent library.
+
+    Attributes
+    ----------
+    name : str
     """
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
-        self._name, self._then = name, then
+        self.name, self._then = name, then
         if name in sys.modules:
             self._call()
         else:
@@ -36,7 +40,7 @@ class OnImport(importlib.abc.MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Part of the import protocol: leave the finding to others, and listen to the loading."""
-        if fullname != self._name:
+        if fullname != self.name:
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
         specs = (finder.find_spec(fullname, path, target) for finder in others)
@@ -50,7 +54,7 @@ class OnImport(importlib.abc.MetaPathFinder):
         try:
             self._then()
         except Exception:
-            _log.warning("mlx_nb: what was to follow the import of %s failed", self._name, exc_info=True)
+            _log.warning("mlx_nb: what was to follow the import of %s failed", self.name, exc_info=True)
 
 
 class _Listening(importlib.abc.Loader):
