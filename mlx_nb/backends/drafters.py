@@ -151,17 +151,11 @@ class _Seen:
         return hidden[:, :count]
 
 
-class _Heads:
-    """A drafter that guesses a token at a time, from the last token and what was computed before it.
+class _Keeping:
+    """A drafter that takes in later what it was shown."""
 
-    It takes in a token together with the target's hidden state at the one before.
-    """
-
-    def __init__(self, drafter: Any, kind: str, target: Sighted) -> None:
+    def __init__(self, drafter: Any, target: Sighted) -> None:
         self._drafter, self._target = drafter, target.whole_model
-        layers = getattr(drafter.config, "capture_layer_ids", None)
-        self.wants = {"capture_layer_ids": list(layers)} if kind == "eagle3" and layers else _LAST
-        self._how = _greedily(drafter)
         self.begin()
 
     def begin(self) -> None:
@@ -170,8 +164,21 @@ class _Heads:
         self._seen = _Seen()
 
     def see(self, tokens: Sequence[int], hidden: mx.array, state: Sequence[Any]) -> None:  # noqa: ARG002 - Watcher has it
-        """Keep them until it is known what follows."""
+        """Keep them until it is known what follows, or until it guesses."""
         self._seen.add(tokens, hidden)
+
+
+class _Heads(_Keeping):
+    """A drafter that guesses a token at a time, from the last token and what was computed before it.
+
+    It takes in a token together with the target's hidden state at the one before.
+    """
+
+    def __init__(self, drafter: Any, kind: str, target: Sighted) -> None:
+        super().__init__(drafter, target)
+        layers = getattr(drafter.config, "capture_layer_ids", None)
+        self.wants = {"capture_layer_ids": list(layers)} if kind == "eagle3" and layers else _LAST
+        self._how = _greedily(drafter)
 
     def read(self, tokens: Sequence[int], most: int) -> bool:  # noqa: ARG002 - what was seen is what there is
         """Take in what was seen, but for the last, which has nothing after it yet."""
@@ -248,22 +255,12 @@ class _Assistant:
         return _listed(made, count)
 
 
-class _Blocks:
+class _Blocks(_Keeping):
     """A drafter that fills in a block of tokens at once."""
 
     def __init__(self, drafter: Any, target: Sighted) -> None:
-        self._drafter, self._target = drafter, target.whole_model
+        super().__init__(drafter, target)
         self.wants = {"capture_layer_ids": list(drafter.config.target_layer_ids)}
-        self.begin()
-
-    def begin(self) -> None:
-        """Forget the last request."""
-        self._state = self._drafter.reset(self._target)
-        self._seen = _Seen()
-
-    def see(self, tokens: Sequence[int], hidden: mx.array, state: Sequence[Any]) -> None:  # noqa: ARG002 - Watcher has it
-        """Keep them until it guesses."""
-        self._seen.add(tokens, hidden)
 
     def read(self, tokens: Sequence[int], most: int) -> bool:  # noqa: ARG002 - what was seen is what there is
         """Take in what was seen, but for the last: it guesses by something new."""
